@@ -1,0 +1,2 @@
+if __name__ != "apportion.conf":
+    raise ImportError("import apportion.conf, not conf")

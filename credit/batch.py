@@ -1,0 +1,160 @@
+"""The evidence about a batch of rollouts, as padded tensors, and the credit made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..verifiers import Verdict
+from .align import SpanTable, spans_table
+
+__all__ = ["Credit", "CreditBatch", "Rollout", "collate"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled completion with everything that was seen of it.
+
+    Args:
+        prompt_ids: token ids of the prompt as the policy read it.
+        completion_ids: sampled token ids, the end token included; never re-encoded.
+        logprobs: log-probability of each sampled id under the sampling policy, in nats.
+        offsets: half-open character range of each id in ``text``; empty range for special tokens.
+        text: what verifiers see: the completion decoded without special tokens.
+        group_id: equal for the samples of one prompt in one batch.
+        truncated: the length limit ended it, not an end token.
+        verdicts: what each verifier said, by the verifier's name.
+        reward: weighted sum of the scores, or None where all abstained.
+        model_mask: False for ids that the policy did not write (tool output); None means it wrote all.
+    """
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float]
+    offsets: Sequence[tuple[int, int]]
+    text: str
+    group_id: int
+    truncated: bool = False
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    reward: float | None = None
+    model_mask: Sequence[bool] | None = None
+
+    def __post_init__(self) -> None:
+        num_tokens = len(self.completion_ids)
+        for name in ("logprobs", "offsets", "model_mask"):
+            value = getattr(self, name)
+            if value is not None and len(value) != num_tokens:
+                raise ValueError(f"rollout of group {self.group_id}: {len(value)} {name} for {num_tokens} tokens")
+
+
+@dataclass(frozen=True)
+class CreditBatch:
+    """Evidence about B rollouts of at most T tokens. Strategies see this and nothing else: no text, no model.
+
+    Args:
+        completion_mask: (B, T) bool, True where the policy wrote a token that may be trained.
+        group_ids: (B,) long, equal for samples of one prompt; rows may come in any order.
+        reward: (B,) float64, NaN where no verifier gave a score or the row is left out of training.
+        scores: each verifier's score by its name, (B,) float64, NaN where it abstained.
+        spans: each verifier's judged spans by its name, in tokens.
+        truncated: (B,) bool, True where the length limit ended the row.
+        completion_ids: (B, T) long, or None.
+        old_logprobs: (B, T) log-probabilities of the sampling policy, or None.
+        entropy: (B, T) entropy of the sampling distribution in nats, or None.
+        logprobs: (B, T) log-probabilities of the policy at this optimiser step; only in the phase "update".
+        seed: names the random stream of strategies that draw (the shuffled control).
+    """
+
+    completion_mask: Tensor
+    group_ids: Tensor
+    reward: Tensor
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    spans: Mapping[str, SpanTable] = field(default_factory=dict)
+    truncated: Tensor | None = None
+    completion_ids: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    logprobs: Tensor | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rows = self.completion_mask.shape[0]
+        if self.completion_mask.ndim != 2 or self.completion_mask.dtype != torch.bool:
+            raise ValueError("completion_mask must be a (B, T) bool tensor")
+        for name, value in {"group_ids": self.group_ids, "reward": self.reward, **self.scores}.items():
+            if value.shape != (rows,):
+                raise ValueError(f"{name} must have the shape ({rows},), not {tuple(value.shape)}")
+
+    def with_reward(self, reward: Tensor) -> CreditBatch:
+        """The same evidence with another outcome reward (B,)."""
+        return replace(self, reward=reward)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What a strategy hands out.
+
+    Args:
+        advantages: (B, T) float32, zero outside ``completion_mask``.
+        loss_weight: (B, T) factor on the whole token objective, or None for one.
+        parts: named (B, T) tensors that sum to ``advantages``.
+        metrics: numbers to log, without the ``credit/`` prefix.
+    """
+
+    advantages: Tensor
+    loss_weight: Tensor | None = None
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def collate(rollouts: Sequence[Rollout], *, mask_truncated: bool = False, seed: int = 0) -> CreditBatch:
+    """Pad rollouts into a batch.
+
+    Args:
+        rollouts: B rollouts.
+        mask_truncated: leave truncated rows out: no token is trained and the reward is NaN, so that the row
+            does not enter its group's baseline either.
+        seed: see :class:`CreditBatch`.
+    """
+    rows, width = len(rollouts), max((len(r.completion_ids) for r in rollouts), default=0)
+    completion_mask = torch.zeros(rows, width, dtype=torch.bool)
+    completion_ids = torch.zeros(rows, width, dtype=torch.long)
+    old_logprobs = torch.zeros(rows, width)
+    reward = torch.full((rows,), float("nan"), dtype=torch.float64)
+    truncated = torch.tensor([r.truncated for r in rollouts], dtype=torch.bool)
+    for row, rollout in enumerate(rollouts):
+        length = len(rollout.completion_ids)
+        left_out = mask_truncated and rollout.truncated
+        completion_ids[row, :length] = torch.tensor(list(rollout.completion_ids), dtype=torch.long)
+        old_logprobs[row, :length] = torch.tensor(list(rollout.logprobs))
+        if not left_out:
+            written = [True] * length if rollout.model_mask is None else list(rollout.model_mask)
+            completion_mask[row, :length] = torch.tensor(written, dtype=torch.bool)
+            if rollout.reward is not None:
+                reward[row] = rollout.reward
+    names = list(dict.fromkeys(name for rollout in rollouts for name in rollout.verdicts))
+    return CreditBatch(
+        completion_mask=completion_mask,
+        group_ids=torch.tensor([r.group_id for r in rollouts], dtype=torch.long),
+        reward=reward,
+        scores={name: _scores(rollouts, name) for name in names},
+        spans={name: _spans(rollouts, name) for name in names},
+        truncated=truncated,
+        completion_ids=completion_ids,
+        old_logprobs=old_logprobs,
+        seed=seed,
+    )
+
+
+def _scores(rollouts: Sequence[Rollout], name: str) -> Tensor:
+    verdicts = (rollout.verdicts.get(name) for rollout in rollouts)
+    values = [float("nan") if v is None or v.score is None else float(v.score) for v in verdicts]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _spans(rollouts: Sequence[Rollout], name: str) -> SpanTable:
+    spans = [rollout.verdicts[name].spans if name in rollout.verdicts else () for rollout in rollouts]
+    return spans_table([r.offsets for r in rollouts], spans, texts=[r.text for r in rollouts])

@@ -1,0 +1,58 @@
+"""``run.json``: what a run's strategy is, and what it was told beyond the answer's reward."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ..credit import CreditStrategy
+from ..grpo.checkpoint import write_text
+from ..grpo.policy import Policy
+
+__all__ = ["describe_strategy", "label_of", "write_description"]
+
+
+def write_description(folder: Path, config: DictConfig, strategy: CreditStrategy, policy: Policy) -> None:
+    """Write ``run.json`` into the run folder."""
+    from apportion import __version__
+
+    description = {
+        "strategy": label_of(config),
+        **describe_strategy(strategy),
+        "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "apportion": __version__,
+        "command": " ".join(sys.argv),
+    }
+    write_text(folder / "run.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+
+
+def describe_strategy(strategy: CreditStrategy) -> dict[str, Any]:
+    """First line of its docstring, its signals, and what they tell it."""
+    inner = getattr(strategy, "inner", None)
+    description = (inspect.getdoc(type(strategy)) or type(strategy).__name__).splitlines()[0]
+    if inner is not None:
+        description += f" Shuffles {type(inner).__name__}."
+    return {
+        "description": description,
+        "signals": sorted(strategy.requires),
+        "extra_information": getattr(strategy, "extra_information", ""),
+        "conserves": strategy.conserves,
+        "phase": strategy.phase,
+    }
+
+
+def label_of(config: DictConfig) -> str:
+    """The run's label, or the name of its credit option."""
+    if config.get("label"):
+        return str(config.label)
+    try:
+        from hydra.core.hydra_config import HydraConfig
+
+        return str(HydraConfig.get().runtime.choices.get("credit", "credit"))
+    except ValueError:
+        return str(config.credit._target_).rpartition(".")[2]

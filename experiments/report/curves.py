@@ -1,0 +1,93 @@
+"""Curves over seeds: means, bands and running means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .statistics import bootstrap_interval, mean
+
+__all__ = ["Curve", "Line", "band", "mean_curve", "smooth", "window"]
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart.
+
+    Args:
+        index: of the strategy.
+        label: its name.
+        x, y: (E,) positions and heights.
+        low, high: (E,) ends of the band, or empty.
+        seeds: curves (x, y) of single seeds, drawn thin.
+        unfinished: curves (x, y) of runs that do not count, drawn dotted.
+    """
+
+    index: int
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    seeds: Sequence[Curve] = ()
+    unfinished: Sequence[Curve] = ()
+
+
+def mean_curve(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Mean over seeds at the positions that every curve has; where they differ, at those of the first.
+
+    >>> mean_curve([([0, 10], [0.0, 1.0]), ([0, 10], [0.5, 0.5])])
+    ([0, 10], [0.25, 0.75])
+    """
+    x, columns = _aligned(curves)
+    return x, [mean(column) for column in columns]
+
+
+def band(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Ends of the pointwise 95% bootstrap interval over seeds, where :func:`mean_curve` is; empty for one seed."""
+    if len(curves) < 2:
+        return [], []
+    intervals = [bootstrap_interval(column) for column in _aligned(curves)[1]]
+    return [i.low for i in intervals], [i.high for i in intervals]
+
+
+def _aligned(
+    curves: Sequence[Curve],
+) -> tuple[list[float], list[list[float]]]:
+    """Common positions and, for each, the heights of all curves there."""
+    import numpy as np
+
+    curves = [(x, y) for x, y in curves if len(x)]
+    if not curves:
+        return [], []
+    shared = set(curves[0][0]).intersection(*(x for x, _ in curves[1:]))
+    if len(shared) > 1 or len(curves[0][0]) == 1:
+        at = sorted(shared)
+    else:  # tokens: every run was evaluated somewhere else
+        low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+        at = [low, *(x for x in curves[0][0] if low < x < high), high] if low < high else []
+    heights = [np.interp(at, x, y) for x, y in curves] if at else []
+    return at, [[float(h[i]) for h in heights] for i in range(len(at))]
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """Centred running mean over ``width`` values (odd), over fewer at the ends.
+
+    >>> smooth([0.0, 3.0, 6.0, 0.0], 3)
+    [1.5, 3.0, 3.0, 3.0]
+    """
+    half = width // 2
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def window(points: int) -> int:
+    """Width of the running mean for a curve of so many points: none up to 20, then about an eighth of it, odd.
+
+    >>> window(7), window(60), window(1000)
+    (1, 7, 125)
+    """
+    return 1 if points <= 20 else points // 8 | 1

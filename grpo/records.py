@@ -1,0 +1,123 @@
+"""What a run writes while it goes: metrics.jsonl and the rollouts as Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..credit import Credit, CreditBatch, Rollout
+from ..verifiers import Verdict
+from .task import Problem
+
+__all__ = ["MetricsFile", "read_metrics", "write_rollouts"]
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one line a step. Opening it for a resumed run drops the lines after ``last_step``."""
+
+    def __init__(self, path: Path, last_step: int | None = None) -> None:
+        self._path = path
+        kept = [row for row in read_metrics(path) if last_step is not None and row["step"] <= last_step]
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        temporary.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, row: Mapping[str, float]) -> None:
+        self._file.write(json.dumps(dict(row)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a last line cut by a crash is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def write_rollouts(
+    path: Path,
+    step: int,
+    problems: Sequence[Problem],
+    rollouts: Sequence[Rollout],
+    batch: CreditBatch,
+    credit: Credit,
+) -> None:
+    """One row per rollout: text, ids, log-probabilities, verdicts, and the advantages that are trained on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, seen = [], dict.fromkeys(range(len(problems)), 0)
+    for index, rollout in enumerate(rollouts):
+        problem, length = problems[rollout.group_id], len(rollout.completion_ids)
+        rows.append(
+            {
+                "step": step,
+                "problem_id": problem.id,
+                "prompt": problem.prompt,
+                "completion": rollout.text,
+                "reference": problem.reference,
+                "group_id": rollout.group_id,
+                "sample": seen[rollout.group_id],
+                "truncated": rollout.truncated,
+                "reward": rollout.reward,
+                "prompt_ids": list(rollout.prompt_ids),
+                "completion_ids": list(rollout.completion_ids),
+                "logprobs": list(rollout.logprobs),
+                "token_start": [start for start, _ in rollout.offsets],
+                "token_stop": [stop for _, stop in rollout.offsets],
+                "completion_mask": batch.completion_mask[index, :length].tolist(),
+                "advantages": credit.advantages[index, :length].tolist(),
+                "parts": json.dumps({k: v[index, :length].tolist() for k, v in credit.parts.items()}),
+                "loss_weight": None if credit.loss_weight is None else credit.loss_weight[index, :length].tolist(),
+                "verdicts": json.dumps({name: _plain(verdict) for name, verdict in rollout.verdicts.items()}),
+            }
+        )
+        seen[rollout.group_id] += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), temporary)
+    temporary.replace(path)
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {"score": verdict.score, "spans": [[s.start, s.stop, s.score, s.label] for s in verdict.spans]}
+
+
+def _schema(pa: Any) -> Any:
+    ints, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    return pa.schema(
+        [
+            ("step", pa.int32()),
+            ("problem_id", pa.string()),
+            ("prompt", pa.string()),
+            ("completion", pa.string()),
+            ("reference", pa.string()),
+            ("group_id", pa.int32()),
+            ("sample", pa.int32()),
+            ("truncated", pa.bool_()),
+            ("reward", pa.float64()),
+            ("prompt_ids", ints),
+            ("completion_ids", ints),
+            ("logprobs", floats),
+            ("token_start", ints),
+            ("token_stop", ints),
+            ("completion_mask", pa.list_(pa.bool_())),
+            ("advantages", floats),
+            ("parts", pa.string()),
+            ("loss_weight", floats),
+            ("verdicts", pa.string()),
+        ]
+    )

@@ -1,0 +1,229 @@
+"""Group sampling: each prompt is read once, its samples share the cache, finished rows leave the batch.
+
+A token is drawn by inverting the cumulative distribution at one uniform number per (row, step). The number belongs to
+the row's own stream, so a row's text depends on no neighbour, and two strategies with one seed share random numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..verifiers import InputError
+from .policy import Policy
+from .seeds import row_uniforms
+
+__all__ = ["Generation", "Interrupted", "RolloutConfig", "sample_groups"]
+
+
+class Interrupted(Exception):
+    """The run was asked to stop while it sampled."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How completions are sampled.
+
+    Args:
+        prompts_per_step: N prompts in a rollout batch.
+        group_size: G completions of each.
+        max_new_tokens: longest completion, its end token included.
+        temperature: logits are divided by it, in sampling and in training alike; 0 is greedy (evaluation only).
+        top_k, top_p: draw only among the k likeliest tokens, or the likeliest that make up p; 0 and 1 are off. The kept
+            log-probabilities are those of the full distribution.
+        truncated: ``keep`` trains completions that hit the limit as they are; ``mask`` leaves them out of the loss and
+            of the baseline.
+        compact_below: drop finished rows from the batch once at most this share is still running.
+    """
+
+    prompts_per_step: int = 4
+    group_size: int = 8
+    max_new_tokens: int = 48
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    truncated: Literal["keep", "mask"] = "keep"
+    compact_below: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise InputError(
+                f"rollout.group_size={self.group_size}: a group of one has nothing to compare with; use at least 2"
+            )
+        for name in ("prompts_per_step", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"rollout.{name}={getattr(self, name)}: must be at least 1")
+        if self.temperature <= 0:
+            raise InputError(f"rollout.temperature={self.temperature}: must be over 0; exploration needs chance")
+        if self.truncated not in ("keep", "mask"):
+            raise InputError(f"rollout.truncated={self.truncated!r}: must be keep or mask")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise InputError(f"rollout.top_p={self.top_p}, rollout.top_k={self.top_k}: need 0 < top_p <= 1, top_k >= 0")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One completion: its ids with the end token, their log-probabilities, and whether the limit cut it."""
+
+    ids: list[int]
+    logprobs: list[float]
+    truncated: bool
+
+
+@torch.no_grad()
+def sample_groups(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    row_seeds: Sequence[int],
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    compact_below: float = 0.75,
+    should_stop: Callable[[], bool] | None = None,
+) -> list[Generation]:
+    """``group_size`` completions of every prompt, in order: all of the first prompt, then of the second, ...
+
+    Args:
+        policy: the model to sample from.
+        prompts: N lists of ids.
+        row_seeds: N * group_size seeds, one per completion.
+        temperature: 0 takes the likeliest token.
+        should_stop: asked before each token; True raises :class:`Interrupted`.
+    """
+    if len(row_seeds) != len(prompts) * group_size:
+        raise ValueError(f"{len(row_seeds)} row_seeds for {len(prompts)} prompts x {group_size}")
+    if not prompts:
+        return []
+    device = policy.device
+    was_training = policy.model.training
+    policy.model.eval()
+    uniforms = torch.from_numpy(row_uniforms(list(row_seeds), max_new_tokens)).to(device)
+    logits, state = _read_prompts(policy, prompts, group_size)
+    rows = torch.arange(len(row_seeds), device=device)  # original row of each row still in the batch
+    ids = torch.zeros(len(row_seeds), max_new_tokens, dtype=torch.long, device=device)
+    logprobs = torch.zeros(len(row_seeds), max_new_tokens, device=device)
+    length = torch.full((len(row_seeds),), max_new_tokens, device=device)
+    ends = torch.tensor(policy.eos_ids, device=device)
+    running = torch.ones(len(rows), dtype=torch.bool, device=device)
+    for step in range(max_new_tokens):
+        if should_stop is not None and should_stop():
+            raise Interrupted
+        token, logprob = _draw(logits, uniforms[rows, step], temperature, top_k, top_p)
+        ids[rows[running], step] = token[running]
+        logprobs[rows[running], step] = logprob[running]
+        ended = running & torch.isin(token, ends)
+        length[rows[ended]] = step + 1
+        running = running & ~ended
+        left = int(running.sum())
+        if left == 0 or step + 1 == max_new_tokens:
+            break
+        if left <= compact_below * len(rows):
+            keep = running.nonzero()[:, 0]
+            state.keep(keep)
+            rows, token, running = rows[keep], token[keep], running[keep]
+        logits = state.advance(policy, token)
+    policy.model.train(was_training)
+    return [_generation(ids[row], logprobs[row], int(length[row]), policy.eos_ids) for row in range(len(row_seeds))]
+
+
+def _generation(ids: Tensor, logprobs: Tensor, length: int, eos_ids: tuple[int, ...]) -> Generation:
+    kept = ids[:length].tolist()
+    return Generation(kept, logprobs[:length].tolist(), truncated=kept[-1] not in eos_ids)
+
+
+def _draw(logits: Tensor, uniforms: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """One token a row by inverse CDF, and its log-probability under the full (tempered) distribution."""
+    logits = logits.float()
+    if temperature == 0:
+        token = logits.argmax(dim=-1)
+        return token, logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
+    logprobs = (logits / temperature).log_softmax(dim=-1)
+    cumulative = _filtered(logprobs, top_k, top_p).double().exp().cumsum(dim=-1)
+    point = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, point, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return token, logprobs.gather(1, token[:, None])[:, 0]
+
+
+def _filtered(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
+    if top_k:
+        kth = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1).values[:, -1:]
+        logprobs = logprobs.masked_fill(logprobs < kth, -torch.inf)
+    if top_p < 1:
+        ordered, order = logprobs.sort(dim=-1, descending=True)
+        probabilities = ordered.exp() / ordered.exp().sum(dim=-1, keepdim=True)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
+        logprobs = logprobs.masked_fill(dropped, -torch.inf)
+    return logprobs
+
+
+@dataclass
+class _DecodeState:
+    """The cache and positions of the rows still in the batch."""
+
+    cache: Any
+    attention_mask: Tensor | None
+    position: Tensor
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.position = self.position[rows]
+        if self.attention_mask is not None:
+            self.attention_mask = self.attention_mask[rows]
+
+    def advance(self, policy: Policy, token: Tensor) -> Tensor:
+        """Feed one token a row; logits (rows, V) of the next."""
+        if self.attention_mask is not None:
+            ones = self.attention_mask.new_ones(len(token), 1)
+            self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
+        with policy.autocast():
+            output = policy.model(
+                input_ids=token[:, None],
+                attention_mask=self.attention_mask,
+                position_ids=self.position[:, None],
+                use_cache=True,
+                **{_cache_argument(policy.model): self.cache},
+            )
+        self.position = self.position + 1
+        return output.logits[:, -1]
+
+
+def _read_prompts(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> tuple[Tensor, _DecodeState]:
+    """One forward over the N prompts (left-padded), then everything repeated for the group."""
+    from transformers import DynamicCache
+
+    longest, device = max(map(len, prompts)), policy.device
+    input_ids = torch.full((len(prompts), longest), policy.eos_ids[0], dtype=torch.long)
+    attention_mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+        attention_mask[row, longest - len(prompt) :] = 1
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    padded = any(len(prompt) != longest for prompt in prompts)
+    cache = DynamicCache(config=policy.model.config)
+    with policy.autocast():
+        output = policy.model(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device) if padded else None,
+            position_ids=position_ids.to(device),
+            use_cache=True,
+            logits_to_keep=1,
+            **{_cache_argument(policy.model): cache},
+        )
+    cache.batch_repeat_interleave(group_size)
+    mask = attention_mask.to(device).repeat_interleave(group_size, dim=0) if padded else None
+    position = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(group_size)
+    return output.logits[:, -1].repeat_interleave(group_size, dim=0), _DecodeState(cache, mask, position)
+
+
+def _cache_argument(model: Any) -> str:
+    """Newer transformers call the argument ``cache``, older ones ``past_key_values``."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
