@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..verifiers import Verdict
+from ..verifiers import InputError, Verdict
 from .align import SpanTable, spans_table
 
-__all__ = ["Credit", "CreditBatch", "Rollout", "collate"]
+__all__ = ["Credit", "CreditBatch", "PrefixValues", "Rollout", "TreeIndex", "collate"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,38 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and len(value) != num_tokens:
                 raise ValueError(f"rollout of group {self.group_id}: {len(value)} {name} for {num_tokens} tokens")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"rollout of group {self.group_id}: the reward is {self.reward}; give None for no reward")
+
+
+@dataclass(frozen=True)
+class PrefixValues:
+    """Estimated success from the states before, between and after an answer's steps; column 0 is the bare prompt.
+
+    Args:
+        value: (B, S + 1) mean reward of continuations from the state; NaN where it was not estimated.
+        count: (B, S + 1) how many continuations; 0 where none.
+        variance: (B, S + 1) variance of their rewards.
+    """
+
+    value: Tensor
+    count: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True)
+class TreeIndex:
+    """The path of each row through a sampled tree: D segments, the first one hanging from the root (the prompt).
+
+    Args:
+        node: (B, D) long, id of the node in which the segment ends, unique within the batch; -1 beyond the row's end.
+            Rows that share a segment share its node. A row's last node is its leaf.
+        start, stop: (B, D) long, half-open token range of the segment.
+    """
+
+    node: Tensor
+    start: Tensor
+    stop: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,7 +97,13 @@ class CreditBatch:
         completion_ids: (B, T) long, or None.
         old_logprobs: (B, T) log-probabilities of the sampling policy, or None.
         entropy: (B, T) entropy of the sampling distribution in nats, or None.
+        sum_pi_squared: (B, T) sum over the vocabulary of the squared sampling probabilities, or None.
+        ref_logprobs: (B, T) log-probabilities of the frozen reference, or None.
         logprobs: (B, T) log-probabilities of the policy at this optimiser step; only in the phase "update".
+        token_scores: scores of token scorers (implicit reward, influence, reward model) by name, (B, T).
+        prefix_values: values of the states between the steps of a verifier, by that verifier's name.
+        tree: which node of a sampled tree each row's segments belong to, or None.
+        progress: share of the run's rollout batches that are done, in [0, 1); for weights that decay.
         seed: names the random stream of strategies that draw (the shuffled control).
     """
 
@@ -77,7 +116,13 @@ class CreditBatch:
     completion_ids: Tensor | None = None
     old_logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    ref_logprobs: Tensor | None = None
     logprobs: Tensor | None = None
+    token_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    prefix_values: Mapping[str, PrefixValues] = field(default_factory=dict)
+    tree: TreeIndex | None = None
+    progress: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -87,6 +132,39 @@ class CreditBatch:
         for name, value in {"group_ids": self.group_ids, "reward": self.reward, **self.scores}.items():
             if value.shape != (rows,):
                 raise ValueError(f"{name} must have the shape ({rows},), not {tuple(value.shape)}")
+        names = ("completion_ids", "old_logprobs", "entropy", "sum_pi_squared", "ref_logprobs", "logprobs")
+        streams = {name: getattr(self, name) for name in names} | {
+            f"token_scores of {n}": v for n, v in self.token_scores.items()
+        }
+        for name, value in streams.items():
+            if value is not None and value.shape != self.completion_mask.shape:
+                shape = tuple(self.completion_mask.shape)
+                raise ValueError(f"{name} must have the shape {shape} of completion_mask, not {tuple(value.shape)}")
+        for name, table in self.spans.items():
+            if len(table.mask) != rows:
+                raise ValueError(f"spans of {name}: {len(table.mask)} rows for {rows} rollouts")
+
+    def outcome(self, source: str = "reward") -> Tensor:
+        """The reward, or the score of one verifier, as strategies should take it into a statistic: (B,) float64.
+
+        NaN where there is none, and in rows without a trained token: a row that is left out of training leaves the
+        baseline of its group as well, whatever the source.
+
+        Args:
+            source: ``reward`` or the name of a verifier.
+        """
+        if source != "reward" and source not in self.scores:
+            have = ", ".join(sorted(self.scores)) or "none"
+            raise InputError(f"credit needs the score of verifiers.{source}; the batch has scores of: {have}")
+        values = self.reward if source == "reward" else self.scores[source]
+        return values.double().masked_fill(~self.completion_mask.any(dim=1), float("nan"))
+
+    def judged(self, source: str) -> SpanTable:
+        """The spans that one verifier judged."""
+        if source not in self.spans:
+            have = ", ".join(sorted(self.spans)) or "none"
+            raise InputError(f"credit needs the spans of verifiers.{source}; the batch has spans of: {have}")
+        return self.spans[source]
 
     def with_reward(self, reward: Tensor) -> CreditBatch:
         """The same evidence with another outcome reward (B,)."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from ..verifiers import InputError
 from .batch import Credit, CreditBatch
 from .strategy import Conserves, CreditStrategy, Phase, assign_credit
 
@@ -17,6 +18,8 @@ __all__ = ["Composition"]
 @dataclass(frozen=True)
 class Composition:
     """The weighted sum of several strategies' advantages: ``A = sum_k w_k A_k``; each term stays visible in ``parts``.
+
+    Where terms give a ``loss_weight``, their product weighs the objective of every token, whatever the term.
 
     Args:
         terms: strategies by name.
@@ -30,11 +33,16 @@ class Composition:
     conserves: ClassVar[Conserves] = "none"
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.weights) - set(self.terms))
         if not self.terms:
-            raise ValueError("terms is empty; add one, for example +credit@credit.terms.outcome=uniform")
-        if unknown:
-            raise ValueError(f"weights name {unknown}, which is not among the terms {sorted(self.terms)}")
+            raise InputError("terms is empty; add one, for example +credit@credit.terms.outcome=uniform")
+        for name in self.weights:
+            if name not in self.terms:
+                have = ", ".join(self.terms)
+                raise InputError(f"weights.{name}: no term has this name (there are: {have}); drop it or add the term")
+        if self.max_abs is not None and not self.max_abs > 0:
+            raise InputError(f"max_abs must be over 0, or null for no limit, not {self.max_abs}")
+        if self.max_abs is not None and "cut" in self.terms:
+            raise InputError("terms.cut: this name is taken by what max_abs cuts off; call the term otherwise")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -47,10 +55,11 @@ class Composition:
     @property
     def extra_information(self) -> str:
         told = (getattr(term, "extra_information", "") for term in self.terms.values())
-        return "; ".join(dict.fromkeys(text for text in told if text and not text.startswith("nothing")))
+        more = dict.fromkeys(text for text in told if text and not text.startswith("nothing"))
+        return "; ".join(more) or "nothing: the answer's reward alone"
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        advantages = torch.zeros(batch.completion_mask.shape)
+        advantages = torch.zeros(batch.completion_mask.shape, device=batch.completion_mask.device)
         loss_weight: torch.Tensor | None = None
         parts: dict[str, torch.Tensor] = {}
         metrics: dict[str, float] = {}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .batch import Credit, CreditBatch
-from .ops import group_normalize
+from .ops import group_normalize_steps
 from .strategy import Conserves, CreditStrategy, Phase, assign_credit
 
-__all__ = ["Oracle", "Shuffled"]
+__all__ = ["Inverted", "Oracle", "Shuffled"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,41 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
+class Inverted:
+    """Another strategy's advantages with the sign turned: praise where it blames.
+
+    A strategy whose inverse learns as well as itself is not what makes the policy learn.
+
+    Args:
+        inner: the strategy to invert.
+    """
+
+    inner: CreditStrategy
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return self.inner.requires
+
+    @property
+    def phase(self) -> Phase:
+        return self.inner.phase
+
+    @property
+    def conserves(self) -> Conserves:
+        return "zero_mean" if self.inner.conserves == "zero_mean" else "none"
+
+    @property
+    def extra_information(self) -> str:
+        told = getattr(self.inner, "extra_information", "")
+        return f"{told}, then with the sign turned" if told else ""
+
+    def __call__(self, batch: CreditBatch) -> Credit:
+        credit = assign_credit(self.inner, batch)
+        parts = {name: 0.0 - part for name, part in credit.parts.items()}
+        return Credit(0.0 - credit.advantages, credit.loss_weight, parts, credit.metrics)
+
+
+@dataclass(frozen=True)
 class Oracle:
     """Credit from the task's own truth: the very tokens that are wrong, in every answer; a ceiling, not a method.
 
@@ -75,13 +110,10 @@ class Oracle:
         return frozenset({f"spans:{self.truth}"})
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        table, mask = batch.spans[self.truth], batch.completion_mask
-        wrong = table.token_mask(table.mask & (table.score < 0.5), mask.shape[1]) & mask
-        judged = table.token_mask(table.mask, mask.shape[1]) & mask
-        groups = batch.group_ids[:, None].expand_as(mask)[judged]
-        advantages = torch.zeros(mask.shape)
-        right = (~wrong[judged]).double()
-        advantages[judged] = group_normalize(right, groups, eps=self.eps).float()
+        table, width = batch.judged(self.truth), batch.completion_mask.shape[1]
+        wrong = table.token_mask(table.mask & (table.score < 0.5), width)
+        judged = table.token_mask(table.mask, width) & batch.completion_mask
+        advantages = group_normalize_steps((~wrong).float(), judged, batch.group_ids, eps=self.eps)
         return Credit(advantages, parts={"truth": advantages})
 
 
@@ -89,9 +121,9 @@ def _random_order(completion_mask: Tensor, seed: int) -> Tensor:
     """(B, T) long: for each row a random permutation of its masked positions; other positions stay."""
     rows, width = completion_mask.shape
     generator = torch.Generator().manual_seed(seed % 2**63)
-    keys = torch.rand(rows, width, generator=generator).masked_fill(~completion_mask, 2.0)
-    shuffled = keys.argsort(dim=1)  # the masked positions come first, in random order
-    in_order = torch.where(completion_mask, 0, 1).argsort(dim=1, stable=True)
+    keys = torch.rand(rows, width, generator=generator).to(completion_mask.device).masked_fill(~completion_mask, 2.0)
+    shuffled = keys.argsort(dim=1, stable=True)  # the masked positions come first, in random order
+    in_order = (~completion_mask).to(torch.int8).argsort(dim=1, stable=True)
     return torch.empty_like(shuffled).scatter_(1, in_order, shuffled)
 
 

@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..verifiers import InputError
 from .align import SpanTable
 from .batch import Credit, CreditBatch
 from .ops import broadcast_rows, group_mean, group_normalize, group_std
-from .strategy import Conserves, Phase
+from .strategy import Conserves, Phase, check_choice
 
 __all__ = ["FirstError", "WrongSteps", "first_fault", "from_first_fault"]
 
@@ -63,6 +64,10 @@ class FirstError:
     phase: ClassVar[Phase] = "rollout"
     extra_information: ClassVar[str] = "where the first error is"
 
+    def __post_init__(self) -> None:
+        if self.boundary_slack < 0:
+            raise InputError(f"boundary_slack must be 0 or more tokens, not {self.boundary_slack}")
+
     @property
     def conserves(self) -> Conserves:
         return "zero_mean" if self.center else "none"
@@ -72,25 +77,25 @@ class FirstError:
         return frozenset({"reward", f"spans:{self.steps}"})
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        mask = batch.completion_mask & ~batch.reward.isnan()[:, None]
-        centred = group_normalize(batch.reward, batch.group_ids, scale="none")
-        right = centred > 0
-        mixed = centred != 0
-        mu = group_mean(right.double().masked_fill(batch.reward.isnan(), float("nan")), batch.group_ids)
-        spread = (mu * (1 - mu)).sqrt().masked_fill(~mixed, 1.0)
-        praise, blame = (1 - mu) / spread, -mu / spread
-        tail = from_first_fault(batch.spans[self.steps], self.threshold, mask, self.boundary_slack)
-        wrong_row = torch.where(tail, blame[:, None], self.lam * praise[:, None])
-        raw = torch.where(right[:, None], praise[:, None].expand_as(wrong_row), wrong_row)
-        raw = raw.where(mask & mixed[:, None], 0.0)
-        offset = _token_mean(raw, mask & mixed[:, None], batch.group_ids) if self.center else torch.zeros_like(mu)
-        centring = (-offset[:, None]).where(mask & mixed[:, None], 0.0)
-        located = first_fault(batch.spans[self.steps], self.threshold).any(dim=1) & ~right & mask.any(dim=1)
-        wrong = ~right & mask.any(dim=1)
+        table, outcome, groups = batch.judged(self.steps), batch.outcome(), batch.group_ids
+        right = group_normalize(outcome, groups, scale="none") > 0
+        mu = group_mean(right.double().masked_fill(outcome.isnan(), float("nan")), groups)
+        mixed = (mu > 0) & (mu < 1) & ~outcome.isnan()
+        mask = batch.completion_mask & mixed[:, None]
+        s = (mu * (1 - mu)).sqrt()
+        praise, blame = ((1 - mu) / s)[:, None], (-mu / s)[:, None]
+        at_fault = from_first_fault(table, self.threshold, mask, self.boundary_slack)
+        raw = torch.where(right[:, None], praise, torch.where(at_fault, blame, self.lam * praise)).where(mask, 0.0)
+        centring = torch.zeros_like(raw)
+        if self.center:
+            mean = group_mean(raw.masked_fill(~mask, float("nan")), groups)
+            centring = (-mean[:, None]).where(mask, 0.0)
+        located = first_fault(table, self.threshold).any(dim=1)
+        wrong = mixed & ~right
         return Credit(
             (raw + centring).float(),
             parts={"first_error": raw.float(), "centring": centring.float()},
-            metrics={"located_share": _share(located, wrong)},
+            metrics={"located_share": _share(located & wrong, wrong)},
         )
 
 
@@ -107,6 +112,8 @@ class WrongSteps:
         outcome_weight: of the reward.
         penalty: on the tokens of wrong steps.
         first_only: penalise the first wrong step alone.
+        graded: a step's penalty is ``penalty * (1 - score)``, for scores that are shares of votes or chances of being
+            right; where wrong steps overlap their penalties add up, to ``penalty`` at most.
         normalize: ``tokens`` as above; ``outcome`` normalises the outcome by its group as GRPO does and leaves the
             penalty as a bare number, so that clean tokens are not praised for the faults of others.
         ddof, eps: of the normalisation.
@@ -117,6 +124,7 @@ class WrongSteps:
     outcome_weight: float = 2.0
     penalty: float = 1.0
     first_only: bool = False
+    graded: bool = False
     normalize: Literal["tokens", "outcome"] = "tokens"
     ddof: int = 0
     eps: float = 1e-6
@@ -124,8 +132,8 @@ class WrongSteps:
     extra_information: ClassVar[str] = "which steps are wrong, in every answer"
 
     def __post_init__(self) -> None:
-        if self.normalize not in ("tokens", "outcome"):
-            raise ValueError(f"normalize must be tokens or outcome, not {self.normalize!r}")
+        check_choice("normalize", self.normalize, ("tokens", "outcome"))
+        check_choice("ddof", self.ddof, (0, 1))
 
     @property
     def conserves(self) -> Conserves:
@@ -136,45 +144,48 @@ class WrongSteps:
         return frozenset({"reward", f"spans:{self.steps}"})
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        table = batch.spans[self.steps]
-        mask = batch.completion_mask & ~batch.reward.isnan()[:, None]
+        table, reward = batch.judged(self.steps), batch.outcome()
+        mask = batch.completion_mask & ~reward.isnan()[:, None]
         faulty = first_fault(table, self.threshold) if self.first_only else table.mask & (table.score < self.threshold)
         blamed = table.token_mask(faulty, mask.shape[1]) & mask
-        penalty = -self.penalty * blamed.double()
+        share = _fault_shares(table, faulty, mask.shape[1]) if self.graded else torch.ones_like(blamed)
+        penalty = -self.penalty * share.double().where(blamed, 0.0)
         if self.normalize == "tokens":
-            outcome = (self.outcome_weight * batch.reward.nan_to_num())[:, None].where(mask, 0.0)
+            outcome = (self.outcome_weight * reward)[:, None].where(mask, 0.0)
             outcome, penalty = self._over_tokens(outcome, penalty, mask, batch.group_ids)
         else:
-            unit = group_normalize(batch.reward, batch.group_ids, ddof=self.ddof, eps=self.eps)
-            outcome = broadcast_rows(self.outcome_weight * unit, mask).double()
+            unit = group_normalize(reward, batch.group_ids, ddof=self.ddof, eps=self.eps)
+            outcome = broadcast_rows(self.outcome_weight * unit, mask)
         parts = {"outcome": outcome.float(), "penalty": penalty.float()}
         return Credit(
-            parts["outcome"] + parts["penalty"],
+            (outcome + penalty).float(),
             parts=parts,
-            metrics={"blamed_tokens": _share(blamed.flatten(), mask.flatten())},
+            metrics={"blamed_tokens": _share(blamed, mask)},
         )
 
     def _over_tokens(self, outcome: Tensor, penalty: Tensor, mask: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Both parts centred and divided by the standard deviation of their sum over the group's tokens."""
-        groups = group_ids[:, None].expand_as(mask)[mask]
-        std = torch.zeros_like(outcome)
-        std[mask] = group_std((outcome + penalty)[mask], groups, ddof=self.ddof)
-        alive = std > 0
+
+        def inside(values: Tensor) -> Tensor:
+            return values.masked_fill(~mask, float("nan"))
+
+        std = group_std(inside(outcome + penalty), group_ids, ddof=self.ddof)
+        unit = (1 / (std + self.eps)).where(std > 0, 0.0)
 
         def scaled(part: Tensor) -> Tensor:
-            centred = torch.zeros_like(part)
-            centred[mask] = part[mask] - group_mean(part[mask], groups)
-            return (centred / (std + self.eps).masked_fill(~alive, 1.0)).where(alive, 0.0)
+            mean = group_mean(inside(part), group_ids)
+            return ((part - mean[:, None]) * unit[:, None]).where(mask, 0.0)
 
         return scaled(outcome), scaled(penalty)
 
 
-def _token_mean(values: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
-    """(B,) float64 mean over all masked tokens of the row's group; 0 for a group without tokens."""
-    groups, index = torch.unique(group_ids, return_inverse=True)
-    total = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, index, values.double().sum(dim=1))
-    count = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, index, mask.double().sum(dim=1))
-    return (total / count.clamp(min=1))[index]
+def _fault_shares(table: SpanTable, faulty: Tensor, width: int) -> Tensor:
+    """(B, T) float64 in [0, 1]: the sum of ``1 - score`` over the faulty spans that hold a token."""
+    change = (1 - table.score.double()).where(faulty, 0.0)
+    edges = change.new_zeros(len(change), width + 1)
+    edges.scatter_add_(1, table.start.clamp(max=width), change)
+    edges.scatter_add_(1, table.stop.clamp(max=width), -change)
+    return edges[:, :width].cumsum(dim=1).clamp(0, 1)
 
 
 def _share(part: Tensor, whole: Tensor) -> float:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
+from ..verifiers import InputError
+from .align import SpanTable
 from .batch import Credit, CreditBatch
-from .ops import broadcast_rows, group_normalize
-from .strategy import Conserves, Phase
+from .ops import broadcast_rows, dead_group_share, group_normalize
+from .strategy import Conserves, Phase, check_choice
 
 __all__ = ["SubReward"]
 
@@ -18,9 +21,9 @@ __all__ = ["SubReward"]
 class SubReward:
     """One verifier's score against its group, on the spans that the verifier judged.
 
-    ``Z_i = (s_i - mean_g) / (std_g + eps)``; where Z_i < 0 it falls on the row's spans under ``threshold`` (on all its
-    spans if none is), where Z_i > 0 on its spans at or over it. A row without spans carries Z_i on all tokens, so that
-    no penalty vanishes. A group of equal scores gets nothing.
+    ``Z_i = (s_i - mean_g) / (std_g + eps)``; where Z_i < 0 it falls on the row's spans under ``threshold``, where
+    Z_i > 0 on its spans at or over it. A row without such a span carries Z_i on all tokens: nobody located what earned
+    or lost the score, and no penalty may vanish. A group of equal scores gets nothing.
 
     Args:
         source: name of the verifier, for example ``format``.
@@ -37,12 +40,14 @@ class SubReward:
     ddof: int = 0
     eps: float = 1e-6
     phase: ClassVar[Phase] = "rollout"
-    conserves: ClassVar[Conserves] = "none"
+    conserves: ClassVar[Conserves] = "sign"
     extra_information: ClassVar[str] = "a second score, for the format, and where it was lost"
 
     def __post_init__(self) -> None:
-        if self.project not in ("spans", "sequence"):
-            raise ValueError(f"project must be spans or sequence, not {self.project!r}")
+        check_choice("project", self.project, ("spans", "sequence"))
+        check_choice("ddof", self.ddof, (0, 1))
+        if not self.max_abs > 0:
+            raise InputError(f"max_abs must be over 0, not {self.max_abs}")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -50,16 +55,18 @@ class SubReward:
         return frozenset({signal, f"spans:{self.source}"} if self.project == "spans" else {signal})
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        z = group_normalize(batch.scores[self.source], batch.group_ids, ddof=self.ddof, eps=self.eps)
-        z = z.clamp(-self.max_abs, self.max_abs)
+        score = batch.outcome(self.source)
+        z = group_normalize(score, batch.group_ids, ddof=self.ddof, eps=self.eps).clamp(-self.max_abs, self.max_abs)
         advantages = broadcast_rows(z, batch.completion_mask)
         if self.project == "spans":
-            table, width = batch.spans[self.source], batch.completion_mask.shape[1]
-            faulty = table.mask & (table.score < self.threshold)
-            wanted = torch.where((z < 0)[:, None], faulty, table.mask & ~faulty)
-            wanted = torch.where(wanted.any(dim=1, keepdim=True), wanted, table.mask)
-            tokens = table.token_mask(wanted, width) & batch.completion_mask
-            tokens = torch.where(tokens.any(dim=1, keepdim=True), tokens, batch.completion_mask)
-            advantages = advantages.where(tokens, 0.0)
-        dead = float((z == 0).float().mean()) if len(z) else 0.0
-        return Credit(advantages, parts={self.source: advantages}, metrics={f"{self.source}_rows_without_signal": dead})
+            advantages = advantages.where(self._place(batch.judged(self.source), z < 0, batch.completion_mask), 0.0)
+        dead = dead_group_share(score, batch.group_ids)
+        return Credit(advantages, parts={self.source: advantages}, metrics={"dead_groups": dead})
+
+    def _place(self, table: SpanTable, blamed: Tensor, completion_mask: Tensor) -> Tensor:
+        """(B, T) bool: the tokens that carry the blame of rows in ``blamed`` (B,) bool, or the praise of the others."""
+        faulty = table.mask & (table.score < self.threshold)
+        wrong = table.token_mask(faulty, completion_mask.shape[1])
+        right = table.token_mask(table.mask & ~faulty, completion_mask.shape[1]) & ~wrong
+        tokens = torch.where(blamed[:, None], wrong, right) & completion_mask
+        return tokens | ~tokens.any(dim=1, keepdim=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .batch import Credit, CreditBatch
-from .ops import Scale, broadcast_rows, group_normalize
-from .strategy import Conserves, Phase
+from .ops import Scale, broadcast_rows, dead_group_share, group_normalize
+from .strategy import Conserves, Phase, check_choice
 
 __all__ = ["Uniform"]
 
@@ -22,7 +22,8 @@ class Uniform:
         source: ``reward`` (the weighted sum of scores) or the name of one verifier, whose score is used alone.
         ddof: 0 population, 1 sample standard deviation.
         eps: added to the standard deviation.
-        scale: divide by the standard deviation of the ``group``, of the ``batch``, or by ``none`` (Dr.GRPO).
+        scale: divide by the standard deviation of the ``group``, of the ``batch`` (Lite-PPO, arXiv 2508.08221), or by
+            ``none`` (Dr.GRPO, arXiv 2503.20783).
     """
 
     source: str = "reward"
@@ -34,15 +35,16 @@ class Uniform:
     extra_information: ClassVar[str] = "nothing: the answer's reward alone"
 
     def __post_init__(self) -> None:
-        if self.scale not in ("group", "batch", "none"):
-            raise ValueError(f"scale must be group, batch or none, not {self.scale!r}")
+        check_choice("scale", self.scale, ("group", "batch", "none"))
+        check_choice("ddof", self.ddof, (0, 1))
 
     @property
     def requires(self) -> frozenset[str]:
         return frozenset({"reward" if self.source == "reward" else f"score:{self.source}"})
 
     def __call__(self, batch: CreditBatch) -> Credit:
-        values = batch.reward if self.source == "reward" else batch.scores[self.source]
-        centred = group_normalize(values, batch.group_ids, ddof=self.ddof, eps=self.eps, scale=self.scale)
-        advantages = broadcast_rows(centred, batch.completion_mask)
-        return Credit(advantages, parts={"outcome": advantages})
+        outcome = batch.outcome(self.source)
+        unit = group_normalize(outcome, batch.group_ids, ddof=self.ddof, eps=self.eps, scale=self.scale)
+        advantages = broadcast_rows(unit, batch.completion_mask)
+        dead = dead_group_share(outcome, batch.group_ids)
+        return Credit(advantages, parts={"outcome": advantages}, metrics={"dead_groups": dead})

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from ..grpo.checkpoint import write_text
+from ..grpo.files import write_text
 from ..verifiers import InputError
-from .app import build, hydra_command, quoted_override
+from .app import build, hydra_command, task_overrides
+from .explain import explain
+from .parts import Parts, build_parts, check_line_breaks
+from .plan import CellPlan, Sweep, plan_cells, read_sweep
 from .progress import StepProgress, console
-from .rundir import first_difference, flat_config, read_status
-from .train import train
+from .rundir import difference, has_results, hold_folder, plain_config, read_status, run_path
+from .train import check_prompts, device, set_threads, train
 
-__all__ = ["CellPlan", "ablate", "main", "plan_cells"]
+__all__ = ["ablate", "main", "run_cell"]
 
 Launch = Callable[[list[list[str]]], Sequence[Any]]
 Compose = Callable[[Sequence[str]], DictConfig]
-
-
-@dataclass(frozen=True)
-class CellPlan:
-    """One cell: a strategy with a seed, its folder and the overrides that make its configuration."""
-
-    strategy: str
-    seed: int
-    folder: Path
-    overrides: list[str]
+STOP = ".stop"  # in the ablation's folder: cells that have not begun, in whatever process, do not begin
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,22 +39,26 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_cell(config: DictConfig) -> str:
-    """One cell, in a process of the launcher. Whatever goes wrong is left in the cell's ``status.json``."""
-    from hydra.core.hydra_config import HydraConfig
+    """One cell, in a process of the launcher: "finished", "interrupted", "failed" or, after a stop, "skipped".
 
+    An error stays here: what went wrong is in the cell's ``status.json`` and ``traceback.txt``, and the others go on.
+    """
+    folder = run_path(config.run.dir)
+    stop = folder.parents[2] / STOP
+    if stop.exists():
+        return "skipped"
     try:
-        return train(config, overrides=list(HydraConfig.get().overrides.task))
+        state = train(config, overrides=task_overrides())
     except Exception as error:
-        folder = Path(config.run.dir)
-        if read_status(folder).get("state") != "failed":
-            folder.mkdir(parents=True, exist_ok=True)
-            status = {"state": "failed", "step": 0, "steps": config.run.steps, "tokens": 0, "seconds": 0.0}
-            write_text(folder / "status.json", json.dumps({**status, "error": f"{type(error).__name__}: {error}"}))
-        raise
+        _leave_failure(folder, config, error)
+        return "failed"
+    if state == "interrupted":
+        stop.touch()
+    return state
 
 
-def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, launch: Launch) -> Path:
-    """Run every cell that is not finished yet, then build the report.
+def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, launch: Launch) -> None:
+    """Run every cell that is not finished yet, then build the report and say where it is.
 
     Args:
         config: composed from ``conf/ablate.yaml``; ``run.dir`` is the folder of the whole ablation.
@@ -65,160 +66,203 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
         compose: a configuration from overrides.
         launch: runs one job for each list of overrides, wherever the launcher runs them.
 
-    Returns:
-        The report's path.
+    Raises:
+        InputError: before anything is run or written.
+        SystemExit: 1 where cells failed, 130 after a request to stop.
     """
-    root = Path(config.run.dir).resolve()
-    strategies, seeds, shared = read_sweeps(config, arguments)
-    plans = plan_cells(root, strategies, seeds, shared)
-    pending = [plan for plan in plans if _is_pending(plan, compose(plan.overrides), bool(config.ablate.retry_failed))]
-    for plan in plans[:: len(seeds)]:
-        _check(plan, compose(plan.overrides))
-    _write_plan(root, config, strategies, seeds)
-    if pending:
-        _warm_start_once(compose(pending[0].overrides))
-        with StepProgress(True) as bar, bar.cells(plans, len(plans) - len(pending)):
-            launch([plan.overrides for plan in pending])
-    return _report(root, plans)
+    root = run_path(config.run.dir).resolve()
+    sweep = read_sweep(config, arguments)
+    plans = plan_cells(root, sweep)
+    check_line_breaks([*sweep.shared, *(override for own in sweep.strategies.values() for override in own)])
+    budget = _budget(config)
+    configs = {plan.strategy: _composed(plan, compose) for plan in plans[:: len(sweep.seeds)]}
+    for label, cell in configs.items():
+        _check_compute(label, cell, config)
+    parts = {label: _parts(label, cell) for label, cell in configs.items()}
+    label = plans[0].strategy
+    task = build(configs[label].get("task"), "task")
+    if (root / "config.yaml").exists():
+        raise InputError(f"run.dir={root}: holds a run, not an ablation; choose another run.dir")
+    with hold_folder(root):
+        retry = bool(config.ablate.retry_failed)
+        pending = [plan for plan in plans if _is_pending(plan, compose, retry)]
+        _write_plan(root, config, sweep, budget)
+        if pending:
+            _warm_start_once(configs[label], parts[label], task)
+            stopped = _launch(root, plans, pending, launch)
+            if stopped:
+                _say_stopped(root, plans)
+                raise SystemExit(130)
+        _report(root, plans)
 
 
-def read_sweeps(config: DictConfig, arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[int], list[str]]:
-    """Strategies, seeds, and the overrides that all cells share.
-
-    ``credit=a,b`` and ``seed=0,1`` on the command line take the place of ``ablate.strategies`` and ``ablate.seeds``.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    strategies = {str(name): [str(o) for o in overrides] for name, overrides in config.ablate.strategies.items()}
-    seeds = _seeds(config.ablate.seeds)
-    shared: list[str] = []
-    for override in OverridesParser.create().parse_overrides(list(arguments)):
-        key = override.get_key_element()
-        values = (
-            list(override.sweep_string_iterator())
-            if override.is_sweep_override()
-            else [override.get_value_element_as_str()]
-        )
-        if key == "credit":
-            strategies = {value.replace("/", "_"): [f"credit={value}"] for value in values}
-        elif key == "seed":
-            seeds = [int(value) for value in values]
-        elif override.is_sweep_override():
-            raise InputError(f"{key}: an ablation sweeps credit and seed only; run it once for each value of {key}")
-        elif key.split(".")[0] not in ("ablate", "hydra") and key not in ("run.dir", "hydra/launcher", "hydra/sweeper"):
-            shared.append(str(override.input_line))
-    baseline = str(config.ablate.baseline)
-    if baseline not in strategies:
-        strategies = {baseline: [f"credit={baseline}"], **strategies}
-    return strategies, seeds, shared
+def _composed(plan: CellPlan, compose: Compose) -> DictConfig:
+    try:
+        return compose(plan.overrides)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        raise InputError(f"ablate.strategies.{plan.strategy}: {message}") from error
 
 
-def plan_cells(
-    root: Path, strategies: Mapping[str, Sequence[str]], seeds: Iterable[int], shared: Sequence[str]
-) -> list[CellPlan]:
-    """Every strategy with every seed, strategy by strategy."""
-    plans = []
-    for name, own in strategies.items():
-        for seed in seeds:
-            folder = root / "cells" / name / f"seed_{seed}"
-            fixed = [quoted_override("label", name), f"seed={seed}", quoted_override("run.dir", str(folder))]
-            plans.append(CellPlan(name, seed, folder, [*shared, *own, *fixed]))
-    return plans
+def _parts(label: str, config: DictConfig) -> Parts:
+    try:
+        return build_parts(config)
+    except InputError as error:
+        without = f"; or leave it out: ablate.strategies.{label}=null" if str(error).startswith("credit needs") else ""
+        raise InputError(f"ablate.strategies.{label}: {error}{without}") from error
 
 
-def _seeds(value: Any) -> list[int]:
-    if isinstance(value, int):
-        seeds = list(range(value))
-    else:
-        seeds = [int(seed) for seed in value]
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError(f"ablate.seeds={value}: give a number of seeds, or a list of different ones")
-    return seeds
-
-
-def _is_pending(plan: CellPlan, config: DictConfig, retry_failed: bool) -> bool:
-    """Whether a cell is still to be run; refuses a finished one that was run with other options."""
-    state = read_status(plan.folder).get("state")
-    if state == "failed" and retry_failed:
-        shutil.rmtree(plan.folder)
-        return True
-    if state == "finished":
-        key = first_difference(plan.folder, flat_config(OmegaConf.to_container(config, resolve=True)))
-        if key is not None:
-            raise InputError(f"{plan.folder}: was run with another {key}; choose another run.dir")
-    return state not in ("finished", "failed")
-
-
-def _check(plan: CellPlan, config: DictConfig) -> None:
-    """Build what is cheap to build of a strategy's first cell: bad options stop the ablation before it starts."""
-    from ..grpo.signals import check_signals
-    from ..grpo.trainer import TrainerConfig
-
-    verifiers = {name: build(node, f"verifiers.{name}") for name, node in config.verifiers.items() if node is not None}
-    settings = {k: v for k, v in config.run.items() if k not in ("dir", "save_model")}
-    reward = {name: weight for name, weight in (config.reward or {}).items() if weight is not None}
-    strategy = build(config.credit, f"ablate.strategies.{plan.strategy}")
-    run = TrainerConfig(seed=plan.seed, **settings)
-    check_signals(strategy, verifiers, reward, success=run.success, format=run.format)
-    for key in ("rollout", "loss", "optim", "task"):
-        build(config[key], key)
-
-
-def _write_plan(root: Path, config: DictConfig, strategies: Mapping[str, Any], seeds: list[int]) -> None:
-    from apportion import __version__
-
-    kind = str(config.ablate.budget)
+def _budget(config: DictConfig) -> dict[str, Any]:
+    """The compute of every cell."""
+    kind, tokens = str(config.ablate.budget), config.run.budget_tokens
     if kind not in ("steps", "tokens"):
         raise InputError(f"ablate.budget={kind}: must be steps or tokens")
-    if kind == "tokens" and config.run.budget_tokens is None:
+    if kind == "tokens" and tokens is None:
         raise InputError("ablate.budget=tokens: give run.budget_tokens, and run.steps large enough to reach it")
+    if kind == "steps" and tokens is not None:
+        raise InputError(f"run.budget_tokens={tokens}: cells would end at different steps; set ablate.budget=tokens")
+    return {"kind": kind, "value": config.run.steps if kind == "steps" else tokens}
+
+
+def _check_compute(label: str, cell: DictConfig, config: DictConfig) -> None:
+    """Refuse a strategy that would get more or less than the others."""
+    for key in ("steps", "budget_tokens"):
+        if cell.run[key] != config.run[key]:
+            raise InputError(
+                f"ablate.strategies.{label}: sets run.{key}={cell.run[key]}, and the others have {config.run[key]}; "
+                "strategies are compared under equal compute, so set it for all"
+            )
+
+
+def _is_pending(plan: CellPlan, compose: Compose, retry_failed: bool) -> bool:
+    """Whether a cell is still to be run; refuses to go on from one that was run with other options."""
+    state = read_status(plan.folder).get("state")
+    if state == "failed":
+        if retry_failed:
+            shutil.rmtree(plan.folder)
+        return retry_failed
+    if state == "finished" or has_results(plan.folder):
+        key = difference(plan.folder, plain_config(_composed(plan, compose)))
+        if key is not None:
+            raise InputError(f"{plan.folder}: was run with other options ({key}); choose another run.dir")
+    return state != "finished"
+
+
+def _write_plan(root: Path, config: DictConfig, sweep: Sweep, budget: dict[str, Any]) -> None:
+    from apportion import __version__
+
     plan = {
-        "command": " ".join(sys.argv),
-        "baseline": str(config.ablate.baseline),
-        "strategies": list(strategies),
-        "seeds": seeds,
-        "budget": {"kind": kind, "value": int(config.run.budget_tokens if kind == "tokens" else config.run.steps)},
+        "command": shlex.join(["apportion", "ablate", *sys.argv[1:]]),
+        "baseline": sweep.baseline,
+        "strategies": list(sweep.strategies),
+        "seeds": list(sweep.seeds),
+        "budget": budget,
         "threshold": float(config.ablate.threshold),
-        "task": str(config.task._target_).rpartition(".")[2],
+        "task": str(config.hydra.runtime.choices.get("task", config.task._target_)),
         "started": datetime.now().isoformat(timespec="seconds"),
         "apportion": __version__,
     }
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_text(root / "ablation.json", json.dumps(plan, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"run.dir={root}: cannot be written ({error.strerror}); choose another run.dir") from error
+    write_text(root / "ablation.json", json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
 
 
-def _warm_start_once(config: DictConfig) -> None:
+def _warm_start_once(config: DictConfig, parts: Parts, task: Any) -> None:
     """Fill the warm-start cache before the cells start, so that they do not wait for one another."""
-    from .warmstart import warm_start
+    from .warmstart import is_cached, warm_start
 
-    source = build(config.policy, "policy")
-    start = build(config.warm_start, "warm_start")
+    source, start = build(config.get("policy"), "policy"), build(config.get("warm_start"), "warm_start")
+    if is_cached(source.key, task, start):
+        return
+    set_threads(config)
+    policy = source.build(device(config.device))
+    check_prompts(policy, task, parts)
     with StepProgress(True) as bar:
-        policy = source.build()
-        warm_start(
-            policy, source.key, build(config.task, "task"), start, progress=bar.section("warm start", start.steps)
-        )
+        warm_start(policy, source.key, task, start, progress=bar.section("warm start", start.steps))
 
 
-def _report(root: Path, plans: Sequence[CellPlan]) -> Path:
+def _launch(root: Path, plans: Sequence[CellPlan], pending: Sequence[CellPlan], launch: Launch) -> bool:
+    """Run the pending cells; whether somebody asked to stop. Running cells are saved or end, others do not begin."""
+    from ..grpo.interrupt import StopRequest
+
+    asked, stop = StopRequest(), root / STOP
+    stop.unlink(missing_ok=True)
+
+    def pass_on() -> None:
+        if asked():
+            stop.touch()
+
+    try:
+        with asked.listening(), StepProgress(True) as bar, bar.cells(plans, tick=pass_on):
+            launch([plan.overrides for plan in pending])
+    except Exception:
+        if not asked():  # a worker that was stopped while it waited for work looks like a broken pool
+            raise
+    except KeyboardInterrupt:
+        stop.touch()
+    stopped = stop.exists() or asked()
+    stop.unlink(missing_ok=True)
+    return stopped
+
+
+def _leave_failure(folder: Path, config: DictConfig, error: Exception) -> None:
+    """Write down what ended a cell, unless another process holds its folder and has its own story."""
+    with contextlib.suppress(InputError), hold_folder(folder):
+        if read_status(folder).get("state") == "finished":
+            return
+        (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        blank = {"step": 0, "steps": config.run.steps, "tokens": 0, "seconds": 0.0}
+        text = explain(error) or f"{type(error).__name__}: {error}"
+        status = {**blank, **read_status(folder), "state": "failed", "error": " ".join(text.split())}
+        write_text(folder / "status.json", json.dumps(status, indent=2) + "\n")
+
+
+def _say_stopped(root: Path, plans: Sequence[CellPlan]) -> None:
+    over = sum(read_status(plan.folder).get("state") in ("finished", "failed") for plan in plans)
+    text = f"stopped with {over} of {len(plans)} cells done; the same command with run.dir={root} goes on from here"
+    console().print(text, markup=False)
+    sys.stdout.write(f"{root}\n")
+
+
+def _report(root: Path, plans: Sequence[CellPlan]) -> None:
     from .report.build import build_report
 
     path = build_report(root)
-    states = [read_status(plan.folder) for plan in plans]
-    screen = console()
-    for plan, status in zip(plans, states):
-        if status.get("state") == "failed":
-            screen.print(f"failed: {plan.strategy} seed {plan.seed}: {status.get('error')}", markup=False)
-    left = sum(status.get("state") not in ("finished", "failed") for status in states)
-    if left:
-        screen.print(f"{left} of {len(plans)} cells are not finished; the same command goes on")
-    sys.stdout.write((root / "summary.csv").read_text(encoding="utf-8"))
+    failed = [plan for plan in plans if read_status(plan.folder).get("state") == "failed"]
+    for plan in failed:
+        error = read_status(plan.folder).get("error")
+        console().print(f"failed: {plan.strategy} seed {plan.seed}: {error} ({plan.folder})", markup=False)
+    if failed:
+        text = f"{len(failed)} of {len(plans)} cells failed; ablate.retry_failed=true run.dir={root} runs them again"
+        console().print(text, markup=False)
+    sys.stdout.write(_table(root / "summary.csv"))
     sys.stdout.write(f"report: {path}\n{root}\n")
-    return path
+    if failed:
+        raise SystemExit(1)
+
+
+def _table(summary: Path) -> str:
+    """The columns of ``summary.csv`` that say most, for the terminal; empty where nothing was measured."""
+    with summary.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    heads = {"final_success": "final success", "auc": "area", "auc_minus_uniform": "area minus baseline"}
+    lines = [["strategy", "seeds", *heads.values(), "p"]]
+    for row in rows:
+        values = [_interval(row[key], row[f"{key}_low"], row[f"{key}_high"]) for key in heads]
+        lines.append([row["strategy"], row["seeds"], *values, _short(row["p_adjusted"])])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
+
+
+def _interval(value: str, low: str, high: str) -> str:
+    return f"{_short(value)} [{_short(low)}, {_short(high)}]" if low and high else _short(value)
+
+
+def _short(value: str) -> str:
+    return f"{float(value):.3f}" if value else ""
 
 
 if __name__ == "__main__":
-    main()
+    from .ablate import main as _main  # so that the functions belong to the module, not to __main__
+
+    _main()

@@ -1,23 +1,25 @@
-"""Around every command: Hydra, one-line errors, and objects from ``_target_``."""
+"""Around every command: Hydra, errors in one line, and objects from ``_target_``."""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import secrets
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
 from ..verifiers import InputError
-from .explain import explain, root_cause
+from .build import build
+from .explain import CONFIG_FOLDER, explain
 
-__all__ = ["build", "hydra_command", "quoted_override"]
-
-CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "conf"
+__all__ = ["CONFIG_FOLDER", "build", "hydra_command", "quoted_override", "task_overrides"]
 
 
 def _run_name() -> str:
@@ -28,60 +30,108 @@ def _run_name() -> str:
 OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=True)
 
 
-def hydra_command(name: str, function: Callable[[DictConfig], Any], arguments: list[str]) -> None:
+def hydra_command(name: str, function: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
     """Compose ``conf/<name>.yaml`` with the arguments and call ``function``; bad input ends in one line, status 2.
 
     Args:
         name: of the command and of its root configuration.
         function: gets the configuration.
-        arguments: of the command line. ``--traceback`` shows the whole traceback.
+        arguments: of the command line. ``--traceback`` shows where an error came from.
     """
-    import hydra
-
-    traceback_wanted = "--traceback" in arguments or os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here instead of being printed half-way
-    sys.argv = [f"apportion {name}", *(a for a in arguments if a != "--traceback")]
-    command = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=name)(function)
+    rest = [argument for argument in arguments if argument != "--traceback"]
     try:
-        command()
+        _run_hydra(name, function, _in_order(rest))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if traceback_wanted:
-            raise
         message = explain(error)
-        if message is None:
+        if message is None:  # our fault: show all of it
             raise
+        if len(rest) < len(arguments) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exception(error)
         sys.stderr.write(f"apportion {name}: {message}\n")
         raise SystemExit(2) from None
 
 
-def build(config: Any, key: str, **extra: Any) -> Any:
-    """The object that ``config`` describes by ``_target_``; what goes wrong is told with its real cause.
-
-    Args:
-        config: a node with ``_target_``.
-        key: where it stands in the configuration, for messages.
-    """
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
-    target = config.get("_target_") if isinstance(config, DictConfig) else None
-    if target is None:
-        raise InputError(f"{key}: nothing to build; give it a _target_, a dotted path such as my_file.MyClass")
-    try:
-        return instantiate(config, _convert_="all", **extra)
-    except InstantiationException as error:
-        raise InputError(f"{key} ({target}): {root_cause(error, target)}") from error
-
-
 def quoted_override(key: str, value: str) -> str:
-    """``key='value'`` in Hydra's override grammar, whatever characters the value has.
+    r"""``key='value'`` in Hydra's override grammar, whatever characters the value has.
+
+    Backslashes count only before a quote or ``${``: there each is doubled, and the quote or ``${`` gets one more.
 
     >>> print(quoted_override("run.dir", "it's, here"))
-    run.dir='it\\'s, here'
+    run.dir='it\'s, here'
+    >>> print(quoted_override("label", "${x} \\d"))
+    label='\${x} \d'
     """
-    escaped = value.replace("\\'", "\\\\'").replace("'", "\\'")
-    if escaped.endswith("\\"):
-        escaped += "\\"
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
+    escaped = re.sub(r"(\\+)\Z", r"\1\1", escaped)
     return f"{key}='{escaped}'"
+
+
+def task_overrides() -> list[str]:
+    """What the user changed in this run, as it was written."""
+    from hydra.core.hydra_config import HydraConfig
+
+    overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(overrides)
+
+
+def _run_hydra(name: str, function: Callable[[DictConfig], Any], arguments: list[str]) -> None:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    failures: list[Exception] = []
+
+    @functools.wraps(function)
+    def guarded(config: DictConfig) -> Any:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:  # the launcher keeps the errors of its jobs
+            return function(config)
+        try:
+            return function(config)
+        except Exception as error:  # past Hydra, which would add lines of its own
+            failures.append(error)
+
+    run = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=name)(guarded)
+    with _hydra_reads([f"apportion {name}", *arguments]):
+        run()
+    for error in failures:
+        raise error
+
+
+def _in_order(arguments: list[str]) -> list[str]:
+    """Overrides, then flags, as Hydra wants them; refuses unknown flags in one line instead of a page of usage."""
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"{message}; options are key=value, without dashes, and apportion --help shows some")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    read = parser.parse_intermixed_args(arguments)
+    shown = [flag for flag in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(read, flag)]
+    if len(shown) > 1:
+        refuse(f"only one of {', '.join(f'--{flag}' for flag in shown)} at a time")
+    if read.resolve and not (read.cfg or read.help):
+        refuse("--resolve goes with --cfg")
+    overrides: list[str] = read.overrides
+    flags = list(arguments)
+    for override in overrides:
+        flags.remove(override)
+    return [*overrides, *flags]
+
+
+@contextmanager
+def _hydra_reads(argv: list[str]) -> Iterator[None]:
+    """Set what Hydra takes from the process: the arguments, and that errors are passed on, not printed half-way."""
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        if before[1] is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]

@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> None:
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
         sys.stderr.write(f"apportion: no command {command!r}; {hint}\n")
         raise SystemExit(2)
-    sys.path.insert(0, str(Path.cwd()))  # a user's own my_verifier.py is found
+    # A user's own my_verifier.py is found. Last, so that a folder datasets/ or a file tokenizers.py hides no library.
+    sys.path.append(str(Path.cwd()))
     import importlib
 
     importlib.import_module(f"apportion.experiments.{command}").main(rest)

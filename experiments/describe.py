@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from ..credit import CreditStrategy
-from ..grpo.checkpoint import write_text
+from ..grpo.files import write_text
 from ..grpo.policy import Policy
 
 __all__ = ["describe_strategy", "label_of", "write_description"]
 
 
-def write_description(folder: Path, config: DictConfig, strategy: CreditStrategy, policy: Policy) -> None:
-    """Write ``run.json`` into the run folder."""
+def write_description(
+    folder: Path, config: DictConfig, strategy: CreditStrategy, policy: Policy, overrides: Sequence[str]
+) -> None:
+    """Write ``run.json`` into the run folder; its command makes the same run, that of an ablation too."""
     from apportion import __version__
 
     description = {
@@ -26,7 +29,7 @@ def write_description(folder: Path, config: DictConfig, strategy: CreditStrategy
         **describe_strategy(strategy),
         "parameters": sum(p.numel() for p in policy.model.parameters()),
         "apportion": __version__,
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["apportion", "train", *overrides]),
     }
     write_text(folder / "run.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
@@ -47,12 +50,10 @@ def describe_strategy(strategy: CreditStrategy) -> dict[str, Any]:
 
 
 def label_of(config: DictConfig) -> str:
-    """The run's label, or the name of its credit option."""
-    if config.get("label"):
+    """The run's label, or the name of its credit option, or of its class where it is no option."""
+    if config.get("label") is not None:
         return str(config.label)
-    try:
-        from hydra.core.hydra_config import HydraConfig
+    from hydra.core.hydra_config import HydraConfig
 
-        return str(HydraConfig.get().runtime.choices.get("credit", "credit"))
-    except ValueError:
-        return str(config.credit._target_).rpartition(".")[2]
+    choice = HydraConfig.get().runtime.choices.get("credit") if HydraConfig.initialized() else None
+    return str(choice or str(config.credit._target_).rpartition(".")[2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from ..grpo.policy import Policy, Precision
 from ..grpo.seeds import named_seed
 from ..verifiers import InputError
+from .targets import locate
 
 __all__ = ["PolicySource", "PretrainedPolicy", "SmolLM2Policy", "TinyPolicy"]
 
@@ -39,12 +42,16 @@ class TinyPolicy:
         layers: int = 2,
         heads: int = 4,
         intermediate_size: int = 168,
-        max_positions: int = 128,
+        max_positions: int = 160,
         seed: int = 0,
         precision: Precision = "fp32",
     ) -> None:
-        if hidden_size % heads:
-            raise InputError(f"policy.hidden_size={hidden_size} must be a multiple of policy.heads={heads}")
+        sizes = {"hidden_size": hidden_size, "layers": layers, "heads": heads, "max_positions": max_positions}
+        for name, size in (sizes | {"intermediate_size": intermediate_size}).items():
+            if size < 1:
+                raise InputError(f"policy.{name}={size}: must be at least 1")
+        if hidden_size % (2 * heads):
+            raise InputError(f"policy.hidden_size={hidden_size}: must be an even multiple of policy.heads={heads}")
         self.symbols, self.precision, self.seed = symbols, precision, seed
         self.shape = {
             "hidden_size": hidden_size,
@@ -56,7 +63,8 @@ class TinyPolicy:
 
     @property
     def key(self) -> dict[str, Any]:
-        return {"kind": "tiny", "symbols": list(_load_symbols(self.symbols)), "seed": self.seed, **self.shape}
+        symbols = list(_load_symbols(self.symbols))
+        return {"kind": "tiny", "symbols": symbols, "seed": self.seed, "precision": self.precision, **self.shape}
 
     def build(self, device: str = "cpu") -> Policy:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -80,7 +88,10 @@ class TinyPolicy:
         def encode(text: str) -> list[int]:
             ids = tokenizer.encode(text, add_special_tokens=False)
             if tokenizer.unk_token_id in ids:
-                raise InputError(f"policy=tiny knows only the symbols of its task; the prompt {text[:60]!r} has others")
+                raise InputError(
+                    f"policy=tiny knows only the symbols of its task, and the prompt {text[:60]!r} has others; use "
+                    "policy=smollm2, or policy=hf policy.path=..."
+                )
             return ids
 
         return Policy(model, tokenizer, encode, (tokenizer.eos_token_id,), self.precision)
@@ -119,7 +130,8 @@ class PretrainedPolicy:
 
     @property
     def key(self) -> dict[str, Any]:
-        return {"kind": "pretrained", "path": self.path, "chat": self.chat, "system": self.system, "dtype": self.dtype}
+        names = ("path", "chat", "system", "gguf_file", "dtype", "precision")
+        return {"kind": "pretrained", "files": _fingerprint(self.path), **{n: getattr(self, n) for n in names}}
 
     def build(self, device: str = "cpu") -> Policy:
         from .pretrained import encode_prompt, eos_ids, load_pretrained
@@ -170,7 +182,7 @@ class SmolLM2Policy(PretrainedPolicy):
 
     @property
     def key(self) -> dict[str, Any]:
-        return {**super().key, "path": "SmolLM2-135M-Instruct"}
+        return {**super().key, "path": "SmolLM2-135M-Instruct", "files": []}  # the same wherever the cache lies
 
 
 def symbol_tokenizer(symbols: tuple[str, ...]) -> Any:
@@ -196,11 +208,17 @@ def symbol_tokenizer(symbols: tuple[str, ...]) -> Any:
     )
 
 
-def _load_symbols(path: str) -> tuple[str, ...]:
-    import importlib
+def _fingerprint(path: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of the files of a local model: other weights at the same path are another start."""
+    folder = Path(path).expanduser()
+    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
-    module, _, name = path.rpartition(".")
-    try:
-        return tuple(getattr(importlib.import_module(module), name))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"policy.symbols={path!r}: {error}; give the dotted path of a sequence of strings") from error
+
+def _load_symbols(path: str) -> tuple[str, ...]:
+    symbols = locate(path, "policy.symbols")
+    if not isinstance(symbols, Sequence) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
+        raise InputError(f"policy.symbols={path}: is not a sequence of texts")
+    if len(set(symbols)) < len(symbols):
+        raise InputError(f"policy.symbols={path}: holds a symbol twice")
+    return tuple(symbols)

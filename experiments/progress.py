@@ -1,9 +1,10 @@
-"""Progress on the terminal: one bar with the few numbers that matter."""
+"""Progress on the terminal: one bar with the few numbers that matter; elsewhere a plain line now and then."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,14 @@ from typing import Any, Protocol
 from .rundir import read_status
 
 __all__ = ["StepProgress", "console"]
+
+SHOWN = {
+    "eval/success": "held-out",
+    "task/success": "sampled",
+    "policy/ref_kl": "KL",
+    "length/mean": "length",
+    "optim/grad_norm": "grad",
+}
 
 
 class _Cell(Protocol):
@@ -23,82 +32,93 @@ def console() -> Any:
     """Where progress goes: standard error, so that standard output stays clean."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class StepProgress:
-    """A progress bar with named sections; silent where it is not wanted."""
+    """A progress bar with named sections on a terminal, lines in a log, nothing where it is not wanted."""
 
     def __init__(self, visible: bool) -> None:
-        self._progress: Any = None
-        if visible:
+        self._screen = console() if visible else None
+        self._bars: Any = None
+        if self._screen is not None and self._screen.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            self._progress = Progress(
+            self._bars = Progress(
                 TextColumn("{task.description:11}"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[numbers]}"),
-                console=console(),
+                console=self._screen,
             )
 
     def __enter__(self) -> StepProgress:
-        if self._progress is not None:
-            self._progress.start()
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def section(self, name: str, total: int) -> Callable[[int, float], None] | None:
-        """A section that is told (steps done, loss); it shows from the first call on."""
-        if self._progress is None:
+        """A section that is told (steps done, loss); it shows from the first call on, and on a terminal only."""
+        if self._bars is None:
             return None
-        bar = self._progress.add_task(name, total=total, numbers="", visible=False)
+        bar = self._bars.add_task(name, total=total, numbers="", visible=False)
 
         def update(done: int, loss: float) -> None:
-            self._progress.update(bar, completed=done, numbers=f"loss {loss:.3f}", visible=True)
+            self._bars.update(bar, completed=done, numbers=f"loss {loss:.3f}", visible=True)
 
         return update
 
     def training(self, total: int) -> Callable[[int, Mapping[str, float]], None] | None:
-        """The main section: success (held-out and sampled), KL, length and gradient norm."""
-        if self._progress is None:
+        """The main section: success (held-out and sampled), KL, length and gradient norm. A log gets evaluations."""
+        if self._screen is None:
             return None
-        bar = self._progress.add_task("training", total=total, numbers="")
+        screen, bars = self._screen, self._bars
+        bar = None if bars is None else bars.add_task("training", total=total, numbers="")
         latest: dict[str, float] = {}
-        shown = {
-            "eval/success": "held-out",
-            "task/success": "sampled",
-            "policy/ref_kl": "KL",
-            "length/mean": "length",
-            "optim/grad_norm": "grad",
-        }
 
         def update(step: int, metrics: Mapping[str, float]) -> None:
-            latest.update({key: metrics[key] for key in shown if key in metrics})
-            numbers = "  ".join(f"{label} {latest[key]:.3g}" for key, label in shown.items() if key in latest)
-            self._progress.update(bar, completed=step, numbers=numbers)
+            latest.update({key: metrics[key] for key in SHOWN if key in metrics})
+            numbers = "  ".join(f"{label} {latest[key]:.3g}" for key, label in SHOWN.items() if key in latest)
+            if bar is not None:
+                bars.update(bar, completed=step, numbers=numbers)
+            elif "eval/success" in metrics or step == total:
+                screen.print(f"step {step}/{total}  {numbers}", markup=False)
 
         return update
 
     @contextlib.contextmanager
-    def cells(self, plans: Sequence[_Cell], finished: int) -> Iterator[None]:
-        """While the block runs, watch the cells' folders and count the finished ones."""
-        if self._progress is None:
+    def cells(self, cells: Sequence[_Cell], tick: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """While the block runs, watch the cells' folders and count those that are over.
+
+        Args:
+            tick: called each second.
+        """
+        if self._screen is None:
             yield
             return
-        bar = self._progress.add_task("cells", total=len(plans), completed=finished, numbers="")
-        over = threading.Event()
+        bar = None if self._bars is None else self._bars.add_task("cells", total=len(cells), numbers="")
+        over, shown = threading.Event(), -1
+
+        def look() -> None:
+            nonlocal shown
+            states = Counter(read_status(cell.folder).get("state") for cell in cells)
+            done = states["finished"] + states["failed"]
+            numbers = "  ".join(f"{states[state]} {state}" for state in ("running", "failed") if states[state])
+            if bar is not None:
+                self._bars.update(bar, completed=done, numbers=numbers)
+            elif done > shown and self._screen is not None:
+                self._screen.print(f"cells {done}/{len(cells)}  {numbers}", markup=False)
+            shown = done
 
         def watch() -> None:
             while not over.wait(1.0):
-                states = [read_status(plan.folder).get("state") for plan in plans]
-                numbers = "  ".join(f"{states.count(s)} {s}" for s in ("running", "failed") if s in states)
-                done = sum(state in ("finished", "failed") for state in states)
-                self._progress.update(bar, completed=done, numbers=numbers)
+                tick()
+                look()
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -107,4 +127,4 @@ class StepProgress:
         finally:
             over.set()
             thread.join()
-            self._progress.update(bar, completed=len(plans), numbers="")
+            look()

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from .app import build, hydra_command
+from ..verifiers import InputError
+from .app import build, hydra_command, task_overrides
+from .parts import Parts, build_parts, check_line_breaks
 from .progress import StepProgress, console
+from .rundir import plain_config, refuse_other_run, run_folder, run_path
 
-__all__ = ["main", "train"]
+if TYPE_CHECKING:
+    from ..grpo.policy import Policy
+
+__all__ = ["check_prompts", "device", "main", "set_threads", "train"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """``apportion train key=value ...``"""
+    hydra_command("train", run_command, sys.argv[1:] if arguments is None else arguments)
 
-    def command(config: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
 
-        state = train(config, overrides=list(HydraConfig.get().overrides.task), progress=True)
-        if state == "interrupted":
-            console().print("stopped; the same command with this run.dir goes on from here")
-        sys.stdout.write(f"{Path(config.run.dir).resolve()}\n")
-        if state == "interrupted":
-            raise SystemExit(130)
-
-    hydra_command("train", command, sys.argv[1:] if arguments is None else arguments)
+def run_command(config: DictConfig) -> None:
+    """The command around :func:`train`."""
+    folder = run_path(config.run.dir).resolve()
+    state = train(config, overrides=task_overrides(), progress=True)
+    if state == "interrupted":
+        console().print(f"stopped; the same command with run.dir={folder} goes on from here", markup=False)
+    sys.stdout.write(f"{folder}\n")
+    if state == "interrupted":
+        raise SystemExit(130)
 
 
 def train(config: DictConfig, *, overrides: list[str], progress: bool = False) -> str:
@@ -38,72 +45,97 @@ def train(config: DictConfig, *, overrides: list[str], progress: bool = False) -
         overrides: what the user changed, kept beside the run.
         progress: show a progress bar.
     """
-    from .rundir import run_folder
+    check_line_breaks(overrides)
+    plain = plain_config(config)
+    folder = run_path(config.run.dir)
+    refuse_other_run(folder, plain)
+    parts = build_parts(config)
+    task = build(config.get("task"), "task")
+    with run_folder(folder, plain, overrides):
+        return _run(config, parts, task, folder, overrides, progress)
 
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    plain.pop("hydra", None)
-    with run_folder(Path(config.run.dir), plain, overrides) as folder:
-        return _run(config, folder, progress)
 
-
-def _run(config: DictConfig, folder: Path, progress: bool) -> str:
-    import torch
-
-    from ..grpo.signals import check_signals
-    from ..grpo.trainer import Trainer, TrainerConfig
+def _run(config: DictConfig, parts: Parts, task: Any, folder: Path, overrides: list[str], progress: bool) -> str:
+    from ..grpo.trainer import Trainer
     from .describe import write_description
     from .warmstart import warm_start
 
-    if config.threads:
-        torch.set_num_threads(int(config.threads))
-    task = build(config.task, "task")
-    verifiers = {name: build(node, f"verifiers.{name}") for name, node in config.verifiers.items() if node is not None}
-    retention = (
-        None if config.get("retention_verifier") is None else build(config.retention_verifier, "retention_verifier")
-    )
-    strategy = build(config.credit, "credit")
-    rollout, loss, optim = (build(config[key], key) for key in ("rollout", "loss", "optim"))
-    reward = {name: float(weight) for name, weight in (config.reward or {}).items() if weight is not None}
-    settings = {k: v for k, v in config.run.items() if k not in ("dir", "save_model")}
-    trainer_config = TrainerConfig(seed=int(config.seed), **settings)
-    check_signals(  # before the costly part
-        strategy, verifiers, reward, success=trainer_config.success, format=trainer_config.format
-    )
-    source = build(config.policy, "policy")
-    policy = source.build(_device(str(config.device)))
+    set_threads(config)
+    source, start = build(config.get("policy"), "policy"), build(config.get("warm_start"), "warm_start")
+    policy = source.build(device(config.device))
+    check_prompts(policy, task, parts)
     with StepProgress(progress) as bar:
-        start = build(config.warm_start, "warm_start")
         warm_start(policy, source.key, task, start, progress=bar.section("warm start", start.steps))
         trainer = Trainer(
             policy,
             task,
-            verifiers,
-            reward,
-            strategy,
-            rollout=rollout,
-            loss=loss,
-            optim=optim,
-            config=trainer_config,
+            parts.verifiers,
+            parts.reward,
+            parts.strategy,
+            rollout=parts.rollout,
+            loss=parts.loss,
+            optim=parts.optim,
+            config=parts.run,
             folder=folder,
-            retention_verifier=retention,
+            evidence=parts.evidence,
+            retention_verifier=parts.retention_verifier,
             loggers=[build(node, f"logger.{name}")(folder=folder) for name, node in (config.logger or {}).items()],
-            on_step=bar.training(trainer_config.steps),
+            on_step=bar.training(parts.run.steps),
         )
-        write_description(folder, config, strategy, policy)
+        write_description(folder, config, parts.strategy, policy, overrides)
         state = trainer.train()
     if state == "finished" and config.run.save_model:
-        policy.model.save_pretrained(folder / "model")
-        policy.tokenizer.save_pretrained(folder / "model")
+        _save_model(policy, folder)
     return state
 
 
-def _device(wanted: str) -> str:
+def check_prompts(policy: Policy, task: Any, parts: Parts) -> None:
+    """Refuse prompts that the policy cannot read before anything costs time."""
+    from ..grpo.collect import encode_prompts
+
+    first = task.batch(1, parts.rollout.prompts_per_step, parts.run.seed)
+    encode_prompts(policy, [*first, *task.held_out(), *task.retention()], parts.rollout.max_new_tokens)
+
+
+def set_threads(config: DictConfig) -> None:
+    """Have torch use so many threads; the same number gives the same weights bit for bit."""
+    import torch
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
+def device(wanted: str) -> str:
+    """A torch device; ``auto`` is CUDA where there is one."""
     import torch
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0].split(". ", 1)[0]
+        raise InputError(f"device={wanted}: cannot be used ({reason}); use device=cpu") from error
     return wanted
 
 
+def _save_model(policy: Policy, folder: Path) -> None:
+    """A ``from_pretrained`` folder, whole or not there."""
+    from transformers.utils import logging
+
+    temporary, target = folder / ".model.tmp", folder / "model"
+    shutil.rmtree(temporary, ignore_errors=True)
+    logging.disable_progress_bar()
+    try:
+        policy.model.save_pretrained(temporary)
+        policy.tokenizer.save_pretrained(temporary)
+    finally:
+        logging.enable_progress_bar()
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+
+
 if __name__ == "__main__":
-    main()
+    from .train import main as _main  # so that the functions belong to the module, not to __main__
+
+    _main()

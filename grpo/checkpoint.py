@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..verifiers import InputError
+from .files import one_line, sync, write_text
 
 __all__ = [
     "global_rng_state",
@@ -25,44 +26,52 @@ __all__ = [
 ]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it: readers see the old or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def save_checkpoint(folder: Path, name: str, model: Any, state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write ``folder/name`` with the model's weights (safetensors) and everything else (``state.pt``), atomically.
 
+    At every moment the folder holds the earlier checkpoints or the new one, whole; a crash leaves at most hidden
+    litter, which the next call sweeps up.
+
     Args:
-        folder: the run's ``checkpoints``.
+        folder: the run's ``checkpoints``; its parent must be there.
         name: sorts after those of earlier steps.
         model: its weights are saved.
         state: tensors and plain values.
-        keep: older checkpoints beyond this number are removed, once the new one is whole.
+        keep: at least 1; older checkpoints beyond this number are removed, once the new one is whole.
+
+    Raises:
+        InputError: it cannot be written, for example on a full disk. The earlier checkpoints are as before.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, not {keep}")
     target, temporary = folder / name, folder / f".{name}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)
+        _sweep(folder)
+        temporary.mkdir()
         save_model(model, str(temporary / "model.safetensors"))
         torch.save(dict(state), temporary / "state.pt")
-        for file in temporary.iterdir():
-            _sync(file)
-        shutil.rmtree(target, ignore_errors=True)
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+        if target.exists():
+            shutil.rmtree(_aside(target), ignore_errors=True)
+            target.rename(_aside(target))  # still a whole checkpoint, should the next line not be reached
         temporary.rename(target)
-        _sync(folder)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        sync(folder)
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # the last two: how torch and safetensors report a full disk
         raise InputError(
-            f"checkpoint {target}: {error.strerror or error}; free the disk or set run.dir elsewhere"
+            f"checkpoint {target}: cannot be written ({one_line(error)}); free the disk or set run.dir elsewhere"
         ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(_aside(target), ignore_errors=True)
     for old in _whole(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -75,15 +84,19 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path, model: Any) -> dict[str, Any]:
-    """Load the weights into ``model`` and return the rest."""
+    """Load the weights into ``model`` and return the rest.
+
+    Raises:
+        InputError: a file is missing or damaged, or the weights are those of another model.
+    """
     from safetensors.torch import load_model
 
     try:
-        load_model(model, str(path / "model.safetensors"), device=str(next(model.parameters()).device))
         state: dict[str, Any] = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
+        load_model(model, str(path / "model.safetensors"), device=str(next(model.parameters()).device))
     except Exception as error:
         raise InputError(
-            f"checkpoint {path} cannot be read ({error}); remove it to go on from the one before"
+            f"checkpoint {path} cannot be read ({one_line(error)}); remove it to go on from the one before"
         ) from error
     return state
 
@@ -107,19 +120,23 @@ def restore_global_rng(state: Mapping[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = json.loads(state["numpy"])
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(saved, device)
 
 
 def _whole(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and (p / "state.pt").exists())
+    found = (p for p in folder.iterdir() if not p.name.startswith(".") and (p / "state.pt").exists())
+    return sorted(found, key=lambda path: (path.name.removesuffix(".old"), not path.name.endswith(".old")))
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _aside(target: Path) -> Path:
+    return target.with_name(f"{target.name}.old")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written. The run folder has one owner, so nobody else writes here."""
+    for litter in folder.glob(".*.tmp"):
+        shutil.rmtree(litter, ignore_errors=True)

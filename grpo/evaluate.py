@@ -7,11 +7,44 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..verifiers.panel import judge
-from .collect import complete
+from .collect import check_panel, complete
 from .policy import Policy
-from .task import Problem
+from .task import Problem, Task
 
-__all__ = ["pass_rates"]
+__all__ = ["evaluate", "pass_rates"]
+
+
+def evaluate(
+    policy: Policy,
+    task: Task,
+    verifiers: Mapping[str, Callable[..., Any]],
+    retention_verifier: Callable[..., Any] | None,
+    *,
+    success: str,
+    format: str | None,
+    **options: Any,
+) -> dict[str, float]:
+    """Pass rates on the task's held-out problems and in its retention skill, and the verifiers' faults on the way.
+
+    Args:
+        policy: to be evaluated.
+        task: gives the problems.
+        verifiers: by name.
+        retention_verifier: judges the retention skill; None leaves it out.
+        success, format: names of the verifiers whose pass rates are wanted; ``format`` may be None.
+        options: of :func:`pass_rates`.
+    """
+    metrics: dict[str, float] = {}
+    if held_out := task.held_out():
+        wanted = {name: verifiers[name] for name in (success, format) if name is not None}
+        rates, metrics = pass_rates(policy, held_out, wanted, **options)
+        metrics["eval/success"] = rates[success]
+        if format is not None:
+            metrics["eval/format_pass_rate"] = rates[format]
+    if retention_verifier is not None and (retention := task.retention()):
+        rates, errors = pass_rates(policy, retention, {"retention": retention_verifier}, **options)
+        metrics |= {**errors, "retention/success": rates["retention"]}
+    return metrics
 
 
 def pass_rates(
@@ -21,17 +54,24 @@ def pass_rates(
     *,
     max_new_tokens: int,
     batch: int,
-) -> dict[str, float]:
-    """Share of the likeliest completions that each verifier scores at least 0.5; NaN where it always abstains.
+    max_error_share: float = 1.0,
+    should_stop: Callable[[], bool] | None = None,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Share of the likeliest completions that each verifier scores at least 0.5, and how often it failed.
 
     Args:
         problems: one completion is taken of each.
-        batch: completions sampled side by side.
+        max_new_tokens, batch, should_stop: see :func:`apportion.grpo.collect.complete`.
+        max_error_share: see :func:`apportion.grpo.collect.check_panel`.
+
+    Returns:
+        Rates by verifier, NaN where it always abstains; and counts by ``verifier/errors_NAME``, where not zero.
     """
-    samples = complete(policy, problems, max_new_tokens=max_new_tokens, batch=batch)
-    verdicts = judge(verifiers, samples).verdicts
+    samples = complete(policy, problems, max_new_tokens=max_new_tokens, batch=batch, should_stop=should_stop)
+    panel = judge(verifiers, samples)
+    check_panel(panel, max_error_share)
     rates = {}
     for name in verifiers:
-        scores = [score for row in verdicts if (score := row[name].score) is not None]
+        scores = [score for row in panel.verdicts if (score := row[name].score) is not None]
         rates[name] = sum(score >= 0.5 for score in scores) / len(scores) if scores else math.nan
-    return rates
+    return rates, {f"verifier/errors_{name}": float(count) for name, count in panel.errors.items() if count}

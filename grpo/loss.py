@@ -11,8 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .kl import KL_KINDS, KLKind, corrected_kl, kl_estimate
+from .surrogates import LOG_RATIO_LIMIT, SURROGATES, Surrogate, clipped_surrogate, importance_ratio, policy_term
+
 __all__ = [
     "AGGREGATIONS",
+    "LOG_RATIO_LIMIT",
     "Aggregation",
     "KLKind",
     "LossConfig",
@@ -22,6 +26,7 @@ __all__ = [
     "clipped_surrogate",
     "importance_ratio",
     "kl_estimate",
+    "live_rows",
     "token_loss",
 ]
 
@@ -32,9 +37,6 @@ AGGREGATIONS: tuple[Aggregation, ...] = (
     "seq-mean-token-sum",
     "seq-mean-token-sum-norm",
 )
-KLKind = Literal["k1", "k2", "k3"]
-
-LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -42,93 +44,48 @@ class LossConfig:
     """Options of the objective.
 
     Args:
-        clip_low, clip_high: the ratio is clipped to ``[1 - clip_low, 1 + clip_high]``.
+        surrogate: the policy term, see :mod:`apportion.grpo.surrogates`: clip (PPO, GRPO), dual-clip, delta-clip, gspo,
+            gspo-token, cispo, sapo or vespo.
+        clip_low, clip_high: the ratio is clipped to ``[1 - clip_low, 1 + clip_high]``; a ``clip_low`` of 1 is no bound.
+        max_ratio: of dual-clip and delta-clip.
+        tau_positive, tau_negative: of sapo.
         aggregation: see :func:`aggregation_weights`.
         kl_coef: weight of the KL to the frozen reference; 0 leaves it out of the objective.
-        kl_kind: k1, k2 or k3, see :func:`kl_estimate`.
+        kl_kind: k1, k2, k3 or k3+, see :func:`kl_estimate`.
         kl_in: ``loss`` adds it per token to the loss; ``reward`` subtracts its sum from the answer's reward.
-        mask_dead_groups: leave the KL term off rows whose advantages are all zero.
+        kl_off_policy: multiply the KL by the ratio, which makes value and gradient right off-policy (k1 and k3 only).
+        mask_dead_groups: leave the KL term off groups in which no token has an advantage.
     """
 
+    surrogate: Surrogate = "clip"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    max_ratio: float = 3.0
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
     aggregation: Aggregation = "token-mean"
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    kl_off_policy: bool = False
     mask_dead_groups: bool = False
 
     def __post_init__(self) -> None:
-        if self.aggregation not in AGGREGATIONS:
-            raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {self.aggregation!r}")
-        if self.kl_kind not in ("k1", "k2", "k3"):
-            raise ValueError(f"kl_kind must be k1, k2 or k3, not {self.kl_kind!r}")
-        if self.kl_in not in ("loss", "reward"):
-            raise ValueError(f"kl_in must be loss or reward, not {self.kl_in!r}")
-        if not 0 <= self.clip_low < 1 or self.clip_high < 0 or self.kl_coef < 0:
-            raise ValueError("need 0 <= clip_low < 1, clip_high >= 0 and kl_coef >= 0")
-
-
-def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``exp(logprobs - old_logprobs)`` with the log ratio cut to +-``limit``: finite, and so is its gradient.
-
-    The cut is a plain clamp: beyond it the gradient is zero, so that one token 20 nats away cannot outweigh the batch.
-
-    >>> importance_ratio(torch.tensor(-1.0), torch.tensor(-1.0)).item()
-    1.0
-    """
-    return (logprobs - old_logprobs).clamp(-limit, limit).exp()
-
-
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """The gain of each token, to be maximised: ``min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A)``.
-
-    (PPO, arXiv 1707.06347.) The clip depends on the advantage's sign; it does not limit the model's probabilities.
-
-    Args:
-        ratio: (B, T), new over old probability of each token.
-        advantages: (B, T).
-
-    Returns:
-        (B, T).
-
-    >>> ratio, advantages = torch.tensor([1.4, 0.6, 1.4]), torch.tensor([1.0, -1.0, -1.0])
-    >>> [round(gain, 4) for gain in clipped_surrogate(ratio, advantages).tolist()]
-    [1.2, -0.8, -1.4]
-    """
-    if ratio.shape != advantages.shape:
-        raise ValueError(f"ratio {tuple(ratio.shape)} and advantages {tuple(advantages.shape)} differ in shape")
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-
-
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind = "k3") -> Tensor:
-    """Estimate of KL(policy || reference) at each sampled token, with ``l = logprobs - ref_logprobs``.
-
-    ``k1 = l``, ``k2 = l^2 / 2``, ``k3 = exp(-l) + l - 1`` (never negative). k1 and k3 have the right expected *value*;
-    as a loss on the policy's own samples only k2 has the right expected *gradient*, k1 has none and k3 that of the
-    reverse KL. (Schulman, "Approximating KL divergence", 2020.) ``-l`` is cut to at most 20 in k3.
-
-    Args:
-        logprobs, ref_logprobs: (B, T).
-        kind: k1, k2 or k3.
-
-    >>> one, two = torch.tensor(-1.0), torch.tensor(-2.0)
-    >>> [round(kl_estimate(one, two, kind=k).item(), 4) for k in ("k1", "k2", "k3")]
-    [1.0, 0.5, 0.3679]
-    """
-    if logprobs.shape != ref_logprobs.shape:
-        raise ValueError(
-            f"logprobs {tuple(logprobs.shape)} and ref_logprobs {tuple(ref_logprobs.shape)} differ in shape"
+        choices = (
+            ("surrogate", self.surrogate, SURROGATES),
+            ("aggregation", self.aggregation, AGGREGATIONS),
+            ("kl_kind", self.kl_kind, KL_KINDS),
+            ("kl_in", self.kl_in, ("loss", "reward")),
         )
-    log_ratio = logprobs - ref_logprobs
-    if kind == "k1":
-        return log_ratio
-    if kind == "k2":
-        return log_ratio.square() / 2
-    if kind == "k3":
-        backward = (-log_ratio).clamp(max=LOG_RATIO_LIMIT)
-        return backward.exp() - backward - 1
-    raise ValueError(f"kind must be k1, k2 or k3, not {kind!r}")
+        for name, value, known in choices:
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0 or self.kl_coef < 0:
+            raise ValueError("need 0 <= clip_low <= 1, clip_high >= 0 and kl_coef >= 0")
+        if self.max_ratio < 1 or self.tau_positive <= 0 or self.tau_negative <= 0:
+            raise ValueError("need max_ratio >= 1 and tau_positive, tau_negative > 0")
+        if self.kl_off_policy and (self.kl_kind not in ("k1", "k3") or self.kl_in != "loss"):
+            raise ValueError("kl_off_policy is right for kl_kind k1 or k3 with kl_in=loss only")
 
 
 def aggregation_weights(
@@ -203,6 +160,19 @@ def aggregate(
     return (token_losses.where(completion_mask.bool(), 0.0) * weights).sum()
 
 
+def live_rows(advantages: Tensor, group_ids: Tensor) -> Tensor:
+    """Which rows belong to a group in which any token has an advantage, (B,) bool.
+
+    Args:
+        advantages: (B, T).
+        group_ids: (B,) long.
+
+    >>> live_rows(torch.tensor([[0.0, 0.0], [0.0, -1.0], [0.0, 0.0]]), torch.tensor([4, 4, 7])).tolist()
+    [True, True, False]
+    """
+    return torch.isin(group_ids, group_ids[advantages.ne(0).any(dim=1)])
+
+
 @dataclass(frozen=True)
 class TokenLoss:
     """The loss of each token and what was seen on the way; all (B, T)."""
@@ -218,29 +188,47 @@ def token_loss(
     advantages: Tensor,
     config: LossConfig,
     *,
+    completion_mask: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     loss_weight: Tensor | None = None,
+    live_rows: Tensor | None = None,
 ) -> TokenLoss:
-    """Minus the clipped gain, plus the weighted KL to the reference, of each token.
+    """Minus the gain of the surrogate, plus the weighted KL to the reference, of each token.
 
     Args:
         logprobs: (B, T), carries the gradient.
         old_logprobs: (B, T), of the policy that sampled.
         advantages: (B, T).
         config: see :class:`LossConfig`.
+        completion_mask: (B, T) bool, for the surrogates of whole rows; None where every token is real.
         ref_logprobs: (B, T), of the frozen reference; needed where the KL is in the loss.
         loss_weight: (B, T) factor on the whole token objective.
+        live_rows: (B,) bool, see :func:`live_rows`; needed where ``config.mask_dead_groups`` is set.
     """
-    log_ratio = logprobs - old_logprobs
-    ratio = importance_ratio(logprobs, old_logprobs)
-    loss = -clipped_surrogate(ratio, advantages, clip_low=config.clip_low, clip_high=config.clip_high)
+    term = policy_term(
+        logprobs,
+        old_logprobs,
+        advantages,
+        torch.ones_like(advantages, dtype=torch.bool) if completion_mask is None else completion_mask,
+        surrogate=config.surrogate,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        max_ratio=config.max_ratio,
+        tau_positive=config.tau_positive,
+        tau_negative=config.tau_negative,
+    )
+    loss = -term.gain
     if config.kl_coef and config.kl_in == "loss":
         if ref_logprobs is None:
             raise ValueError("kl_coef > 0 with kl_in=loss needs ref_logprobs")
         kl = config.kl_coef * kl_estimate(logprobs, ref_logprobs, kind=config.kl_kind)
+        if config.kl_off_policy:
+            kl = corrected_kl(kl, term.ratio)
         if config.mask_dead_groups:
-            kl = kl.where(advantages.ne(0).any(dim=1, keepdim=True), 0.0)
+            if live_rows is None:
+                raise ValueError("mask_dead_groups needs live_rows")
+            kl = kl.where(live_rows[:, None], 0.0)
         loss = loss + kl
     if loss_weight is not None:
         loss = loss * loss_weight
-    return TokenLoss(loss, ratio.detach(), log_ratio.detach())
+    return TokenLoss(loss, term.ratio.detach(), (logprobs - old_logprobs).detach())

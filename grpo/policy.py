@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-__all__ = ["Policy", "Precision"]
+from ..verifiers import InputError
+
+__all__ = ["ForwardCounter", "Policy", "Precision"]
 
 Precision = Literal["fp32", "bf16"]
 
@@ -34,9 +36,12 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not self.eos_ids:
-            raise ValueError("the policy has no end token; set policy.eos_token")
+            raise InputError(
+                "policy: the model names no end token, so no completion would end; set eos_token_id in its "
+                "generation_config.json"
+            )
         if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"precision must be fp32 or bf16, not {self.precision!r}")
+            raise InputError(f"policy.precision={self.precision!r}: must be fp32 or bf16")
 
     @property
     def device(self) -> torch.device:
@@ -45,10 +50,36 @@ class Policy:
     @property
     def max_positions(self) -> int | None:
         """Longest sequence the model can read, or None where it does not say."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        config = self.model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return getattr(text, "max_position_embeddings", None)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of every forward."""
         if self.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+
+class ForwardCounter:
+    """Counts the forward calls of a model."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def counting(self, model: Any) -> Iterator[None]:
+        """Count inside the block."""
+        handle = model.register_forward_hook(self._add)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def take(self) -> float:
+        """Forwards since the last call."""
+        taken, self._count = float(self._count), 0
+        return taken
+
+    def _add(self, *_: Any) -> None:
+        self._count += 1

@@ -9,29 +9,43 @@ from pathlib import Path
 from typing import Any
 
 from ..credit import Credit, CreditBatch, Rollout
-from ..verifiers import Verdict
+from ..verifiers import InputError, Verdict
+from .files import one_line, replacing, write_text
 from .task import Problem
 
-__all__ = ["MetricsFile", "read_metrics", "write_rollouts"]
+__all__ = ["MetricsFile", "drop_rollouts_after", "read_metrics", "rollouts_path", "write_rollouts"]
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line a step. Opening it for a resumed run drops the lines after ``last_step``."""
+    """``metrics.jsonl``: one line a step. Opening it for a resumed run drops the lines after ``last_step``.
+
+    Args:
+        path: the file; its folder must be there.
+        last_step: of the checkpoint that the run goes on from; None begins a new file.
+    """
 
     def __init__(self, path: Path, last_step: int | None = None) -> None:
         self._path = path
         kept = [row for row in read_metrics(path) if last_step is not None and row["step"] <= last_step]
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        temporary.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        self.is_empty = not kept
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, row: Mapping[str, float]) -> None:
-        self._file.write(json.dumps(dict(row)) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        """Append one line; a file or folder that has vanished is an error, and never made anew."""
+        line = (json.dumps(dict(row), allow_nan=False) + "\n").encode()
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError("the line was cut short")
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: cannot be written ({one_line(error)}); mend that, then repeat the command: it goes on "
+                "from the last checkpoint"
+            ) from error
+        self.is_empty = False
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -47,6 +61,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def rollouts_path(folder: Path, step: int) -> Path:
+    """Where the rollouts of a step lie."""
+    return folder / "rollouts" / f"step_{step:05d}.parquet"
+
+
+def drop_rollouts_after(folder: Path, step: int) -> None:
+    """Remove the rollouts of later steps: a run that was thrown back to ``step`` samples them again."""
+    for path in (folder / "rollouts").glob("step_*.parquet"):
+        if int(path.stem.removeprefix("step_")) > step:
+            path.unlink()
+
+
 def write_rollouts(
     path: Path,
     step: int,
@@ -55,7 +81,18 @@ def write_rollouts(
     batch: CreditBatch,
     credit: Credit,
 ) -> None:
-    """One row per rollout: text, ids, log-probabilities, verdicts, and the advantages that are trained on."""
+    """One row per rollout: text, ids, log-probabilities, verdicts, and the advantages that are trained on.
+
+    Args:
+        path: file to write; its folder is made where the run's folder is there.
+        step: of the rollout batch.
+        problems: N problems; a rollout's ``group_id`` is the index of its own.
+        rollouts, batch: B rollouts, and the same as tensors.
+        credit: (B, T); of a strategy that is computed anew at each optimiser step, that of the first.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,10 +123,9 @@ def write_rollouts(
             }
         )
         seen[rollout.group_id] += 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), temporary)
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from ..credit import CreditBatch, Rollout
-from .forward import score_completions
+from ..credit import CreditBatch
+from ..verifiers import InputError
+from .files import one_line, replacing
 from .loss import LossConfig, kl_estimate
 from .policy import Policy
 
-__all__ = ["frozen_reference", "score_rollouts", "with_kl_in_reward"]
+__all__ = ["frozen_reference", "with_kl_in_reward"]
 
 
 def frozen_reference(policy: Policy, saved: Path, *, resuming: bool) -> Policy:
-    """A frozen copy of ``policy`` as it is now; kept in ``saved``, from where a resumed run takes it again."""
+    """A frozen copy of ``policy`` as it is now; kept in ``saved``, from where a resumed run takes it again.
+
+    Raises:
+        InputError: the file cannot be written, or is damaged.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import load_model, save_model
 
     reference = replace(policy, model=copy.deepcopy(policy.model).eval().requires_grad_(False))
-    if resuming and saved.exists():
-        load_model(reference.model, str(saved), device=str(policy.device))
-    else:
-        temporary = saved.with_suffix(".tmp")
-        save_model(reference.model, str(temporary))
-        temporary.replace(saved)
+    known = resuming and saved.exists()
+    try:
+        if known:
+            load_model(reference.model, str(saved), device=str(policy.device))
+        else:
+            with replacing(saved) as temporary:
+                save_model(reference.model, str(temporary))
+    except (SafetensorError, RuntimeError) as error:
+        verb = "read" if known else "written"
+        raise InputError(
+            f"{saved}: cannot be {verb} ({one_line(error)}); free the disk, or start again in another run.dir"
+        ) from error
     return reference
-
-
-@torch.no_grad()
-def score_rollouts(policy: Policy, rollouts: Sequence[Rollout], *, temperature: float, rows: int) -> Tensor:
-    """Log-probabilities (B, T) of the rollouts' tokens under ``policy``, ``rows`` rows at a time, on the CPU."""
-    width = max(len(rollout.completion_ids) for rollout in rollouts)
-    parts = []
-    for start in range(0, len(rollouts), rows):
-        part = rollouts[start : start + rows]
-        prompts, completions = [r.prompt_ids for r in part], [r.completion_ids for r in part]
-        scored = score_completions(policy, prompts, completions, width=width, temperature=temperature)
-        parts.append(scored.logprobs.cpu())
-    return torch.cat(parts)
 
 
 def with_kl_in_reward(batch: CreditBatch, ref_logprobs: Tensor | None, config: LossConfig) -> CreditBatch:

@@ -58,7 +58,7 @@ class RolloutConfig:
         for name in ("prompts_per_step", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"rollout.{name}={getattr(self, name)}: must be at least 1")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise InputError(f"rollout.temperature={self.temperature}: must be over 0; exploration needs chance")
         if self.truncated not in ("keep", "mask"):
             raise InputError(f"rollout.truncated={self.truncated!r}: must be keep or mask")
@@ -95,60 +95,66 @@ def sample_groups(
         policy: the model to sample from.
         prompts: N lists of ids.
         row_seeds: N * group_size seeds, one per completion.
+        max_new_tokens: longest completion, its end token included.
         temperature: 0 takes the likeliest token.
+        top_k, top_p, compact_below: see :class:`RolloutConfig`.
         should_stop: asked before each token; True raises :class:`Interrupted`.
     """
     if len(row_seeds) != len(prompts) * group_size:
         raise ValueError(f"{len(row_seeds)} row_seeds for {len(prompts)} prompts x {group_size}")
     if not prompts:
         return []
-    device = policy.device
     was_training = policy.model.training
     policy.model.eval()
-    uniforms = torch.from_numpy(row_uniforms(list(row_seeds), max_new_tokens)).to(device)
-    logits, state = _read_prompts(policy, prompts, group_size)
-    rows = torch.arange(len(row_seeds), device=device)  # original row of each row still in the batch
-    ids = torch.zeros(len(row_seeds), max_new_tokens, dtype=torch.long, device=device)
-    logprobs = torch.zeros(len(row_seeds), max_new_tokens, device=device)
-    length = torch.full((len(row_seeds),), max_new_tokens, device=device)
-    ends = torch.tensor(policy.eos_ids, device=device)
-    running = torch.ones(len(rows), dtype=torch.bool, device=device)
-    for step in range(max_new_tokens):
-        if should_stop is not None and should_stop():
-            raise Interrupted
-        token, logprob = _draw(logits, uniforms[rows, step], temperature, top_k, top_p)
-        ids[rows[running], step] = token[running]
-        logprobs[rows[running], step] = logprob[running]
-        ended = running & torch.isin(token, ends)
-        length[rows[ended]] = step + 1
-        running = running & ~ended
-        left = int(running.sum())
-        if left == 0 or step + 1 == max_new_tokens:
-            break
-        if left <= compact_below * len(rows):
-            keep = running.nonzero()[:, 0]
-            state.keep(keep)
-            rows, token, running = rows[keep], token[keep], running[keep]
-        logits = state.advance(policy, token)
-    policy.model.train(was_training)
-    return [_generation(ids[row], logprobs[row], int(length[row]), policy.eos_ids) for row in range(len(row_seeds))]
+    try:
+        logits, state = _read_prompts(policy, prompts, group_size)
+        uniforms = torch.from_numpy(row_uniforms(row_seeds, max_new_tokens)).to(policy.device) if temperature else None
+        rows = torch.arange(len(row_seeds), device=policy.device)  # original row of each row still in the batch
+        ids = torch.zeros(len(row_seeds), max_new_tokens, dtype=torch.long, device=policy.device)
+        logprobs = torch.zeros(len(row_seeds), max_new_tokens, device=policy.device)
+        ends = torch.tensor(policy.eos_ids, device=policy.device)
+        running = torch.ones(len(rows), dtype=torch.bool, device=policy.device)
+        for step in range(max_new_tokens):
+            if should_stop is not None and should_stop():
+                raise Interrupted
+            point = None if uniforms is None else uniforms[rows, step]
+            token, logprob = _draw(logits, point, temperature, top_k, top_p)
+            ids[rows, step], logprobs[rows, step] = token, logprob  # what follows a row's end is cut off below
+            running = running & ~torch.isin(token, ends)
+            left = int(running.sum())
+            if left == 0 or step + 1 == max_new_tokens:
+                break
+            if left <= compact_below * len(rows):
+                keep = running.nonzero()[:, 0]
+                state.keep(keep)
+                rows, token, running = rows[keep], token[keep], running[keep]
+            logits = state.advance(policy, token)
+    finally:
+        policy.model.train(was_training)
+    ended = torch.isin(ids, ends)
+    complete = ended.any(dim=1)
+    lengths = torch.where(complete, ended.int().argmax(dim=1) + 1, max_new_tokens)  # up to the first end token
+    rows_of = zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), complete.tolist())
+    return [Generation(row[:length], kept[:length], truncated=not whole) for row, kept, length, whole in rows_of]
 
 
-def _generation(ids: Tensor, logprobs: Tensor, length: int, eos_ids: tuple[int, ...]) -> Generation:
-    kept = ids[:length].tolist()
-    return Generation(kept, logprobs[:length].tolist(), truncated=kept[-1] not in eos_ids)
+def _draw(
+    logits: Tensor, uniforms: Tensor | None, temperature: float, top_k: int, top_p: float
+) -> tuple[Tensor, Tensor]:
+    """One token a row by inverse CDF, and its log-probability under the full (tempered) distribution.
 
-
-def _draw(logits: Tensor, uniforms: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """One token a row by inverse CDF, and its log-probability under the full (tempered) distribution."""
-    logits = logits.float()
-    if temperature == 0:
+    Args:
+        logits: (B, V).
+        uniforms: (B,) in [0, 1); None takes the likeliest token.
+    """
+    if uniforms is None:
         token = logits.argmax(dim=-1)
-        return token, logits.log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
-    logprobs = (logits / temperature).log_softmax(dim=-1)
+        return token, logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
+    logprobs = (logits.float() / temperature).log_softmax(dim=-1)
     cumulative = _filtered(logprobs, top_k, top_p).double().exp().cumsum(dim=-1)
-    point = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, point, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    point = uniforms[:, None] * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, point, right=True)[:, 0]  # the first whose cumulative probability exceeds it
+    token = token.clamp(max=logits.shape[-1] - 1)  # where logits are not finite there is none
     return token, logprobs.gather(1, token[:, None])[:, 0]
 
 
@@ -170,6 +176,7 @@ class _DecodeState:
     """The cache and positions of the rows still in the batch."""
 
     cache: Any
+    cache_argument: str
     attention_mask: Tensor | None
     position: Tensor
 
@@ -190,7 +197,7 @@ class _DecodeState:
                 attention_mask=self.attention_mask,
                 position_ids=self.position[:, None],
                 use_cache=True,
-                **{_cache_argument(policy.model): self.cache},
+                **{self.cache_argument: self.cache},
             )
         self.position = self.position + 1
         return output.logits[:, -1]
@@ -208,7 +215,7 @@ def _read_prompts(policy: Policy, prompts: Sequence[Sequence[int]], group_size: 
         attention_mask[row, longest - len(prompt) :] = 1
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     padded = any(len(prompt) != longest for prompt in prompts)
-    cache = DynamicCache(config=policy.model.config)
+    cache, name = DynamicCache(config=policy.model.config), _cache_argument(policy.model)
     with policy.autocast():
         output = policy.model(
             input_ids=input_ids.to(device),
@@ -216,12 +223,17 @@ def _read_prompts(policy: Policy, prompts: Sequence[Sequence[int]], group_size: 
             position_ids=position_ids.to(device),
             use_cache=True,
             logits_to_keep=1,
-            **{_cache_argument(policy.model): cache},
+            **{name: cache},
+        )
+    if not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
+        raise InputError(
+            f"policy: {type(policy.model).__name__} keeps a state that cannot be shared among the samples of a prompt; "
+            "use a model with attention layers"
         )
     cache.batch_repeat_interleave(group_size)
     mask = attention_mask.to(device).repeat_interleave(group_size, dim=0) if padded else None
     position = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(group_size)
-    return output.logits[:, -1].repeat_interleave(group_size, dim=0), _DecodeState(cache, mask, position)
+    return output.logits[:, -1].repeat_interleave(group_size, dim=0), _DecodeState(cache, name, mask, position)
 
 
 def _cache_argument(model: Any) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..credit import CreditStrategy
-from ..credit.strategy import missing_signals
 from ..verifiers import InputError
 from ..verifiers.panel import gives_spans
+from .loss import LossConfig
 
 __all__ = ["available_signals", "check_signals"]
+
+# How to get the evidence of a kind, for messages.
+_PROVIDERS = {
+    "token_scores": "+scorer@scorers.{name}=... (there are: see conf/scorer)",
+    "prefix_values": "prefix_valuer=rollouts",
+    "tree": "rollout=tree",
+}
 
 
 def available_signals(verifiers: Mapping[str, Any], reward_weights: Mapping[str, float]) -> set[str]:
@@ -28,6 +35,9 @@ def check_signals(
     *,
     success: str | None = None,
     format: str | None = None,
+    loss: LossConfig | None = None,
+    further: Iterable[str] = (),
+    requires: Iterable[str] | None = None,
 ) -> None:
     """Refuse a strategy, reward or reported rate whose verifier is missing or cannot give what is needed.
 
@@ -36,6 +46,9 @@ def check_signals(
         verifiers: by name.
         reward_weights: by verifier.
         success, format: verifiers whose pass rates are reported, or None.
+        further: signals that providers give, see :mod:`apportion.grpo.evidence`.
+        requires: the strategy's signals with those of the providers behind them; None: the strategy's alone.
+        loss: options of the objective; a KL that is to be part of the reward needs a strategy that reads the reward.
 
     Raises:
         InputError: names the configuration key and what there is.
@@ -47,7 +60,10 @@ def check_signals(
     for key, wanted in (("run.success", success), ("run.format", format)):
         if wanted is not None and wanted not in verifiers:
             raise InputError(f"{key}={wanted}: no such verifier (there are: {have})")
-    for signal in missing_signals(strategy, available_signals(verifiers, reward_weights)):
+    available = available_signals(verifiers, reward_weights) | set(further)
+    available |= {"logprobs"} if strategy.phase == "update" else set()
+    needed = strategy.requires if requires is None else frozenset(requires)
+    for signal in sorted(needed - available):
         kind, _, name = signal.partition(":")
         if kind == "spans" and name in verifiers:
             raise InputError(
@@ -58,6 +74,16 @@ def check_signals(
                 f"credit needs the {kind} of verifiers.{name}, which is not there (there are: {have}); "
                 f"add +verifier@verifiers.{name}=..., or name another verifier in the options of credit"
             )
+        if kind in _PROVIDERS:
+            raise InputError(f"credit needs {signal}; add {_PROVIDERS[kind].format(name=name)}")
         if kind == "reward":
             raise InputError("credit needs a reward, and reward is empty; give a weight, for example +reward.answer=1")
         raise InputError(f"credit needs the signal {signal!r}, which this run does not have")
+    kl_in_reward = loss is not None and loss.kl_coef > 0 and loss.kl_in == "reward"
+    if kl_in_reward and any(signal.startswith("prefix_values") for signal in needed):
+        raise InputError("loss.kl_in=reward: the values of prefixes do not contain the KL; use loss.kl_in=loss")
+    if kl_in_reward and "reward" not in strategy.requires:
+        raise InputError(
+            f"loss.kl_in=reward: {type(strategy).__name__} does not read the reward, so the KL would be lost; "
+            "use loss.kl_in=loss"
+        )

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..verifiers import InputError
 from .forward import score_completions
-from .loss import LOG_RATIO_LIMIT, LossConfig, aggregation_weights, token_loss
+from .loss import LOG_RATIO_LIMIT, LossConfig, TokenLoss, aggregation_weights, live_rows, token_loss
 from .policy import Policy
 from .window import Window
 
-__all__ = ["NonFinite", "OptimConfig", "accumulate_gradients", "build_optimizer", "optimizer_step", "update_metrics"]
+__all__ = [
+    "Diverged",
+    "NonFinite",
+    "OptimConfig",
+    "accumulate_gradients",
+    "build_optimizer",
+    "merge_sums",
+    "optimizer_step",
+    "update_metrics",
+]
 
 
 class NonFinite(Exception):
     """A loss or gradient is not a finite number; the message names step, row and token (or the parameter)."""
+
+
+class Diverged(InputError):
+    """Too many updates were skipped: the weights are not worth keeping."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,13 @@ class OptimConfig:
         for name in ("epochs", "minibatches", "micro_batch_rows", "max_skipped"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.lr < 0 or self.max_grad_norm <= 0:
-            raise ValueError("need lr >= 0 and max_grad_norm > 0")
+        for name in ("lr", "weight_decay", "warmup_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be over 0, not {self.max_grad_norm}")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"need 0 <= beta1, beta2 < 1, not {self.beta1} and {self.beta2}")
 
     @property
     def steps_per_window(self) -> int:
@@ -88,113 +108,139 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Add the gradient of the loss over ``rows`` to the parameters, in micro-batches; the split changes nothing.
 
+    Args:
+        window: the rollout batch with its credit.
+        rows: the rows of this optimiser step, whole groups.
+        max_tokens: see :func:`apportion.grpo.loss.aggregation_weights`.
+        temperature: of sampling.
+
     Returns:
-        Sums over the rows' tokens (and extremes) for :func:`update_metrics`.
+        Sums over the rows' tokens, and extremes, for :func:`update_metrics`; empty where no token is trained.
 
     Raises:
         NonFinite: a token's loss is not finite.
     """
-    weights = aggregation_weights(
-        window.batch.completion_mask[rows], mode=loss_config.aggregation, max_tokens=max_tokens
-    )
-    lengths = torch.tensor([len(window.rollouts[int(row)].completion_ids) for row in rows])
+    mask = window.batch.completion_mask
+    weights = aggregation_weights(mask[rows], mode=loss_config.aggregation, max_tokens=max_tokens)
+    live = live_rows(window.credit.advantages, window.batch.group_ids)[rows]
+    lengths = torch.tensor([len(window.completion_ids[int(row)]) for row in rows])
     order = lengths.argsort(stable=True)  # rows of like length share a forward: less padding
     sums: dict[str, float] = {}
     for part in order.split(micro_batch_rows):
-        if not window.batch.completion_mask[rows[part]].any():
+        if not mask[rows[part]].any():
             continue
-        loss, seen = _micro_batch(policy, window, rows[part], weights[part], loss_config, temperature)
+        loss, seen = _micro_batch(policy, window, rows[part], weights[part], live[part], loss_config, temperature)
         loss.backward()
-        for key, value in seen.items():
-            merge = max if key.startswith("max/") else min if key.startswith("min/") else lambda a, b: a + b
-            sums[key] = merge(sums[key], value) if key in sums else value
+        merge_sums(sums, seen)
     return sums
 
 
 def _micro_batch(
-    policy: Policy, window: Window, rows: Tensor, weights: Tensor, config: LossConfig, temperature: float
+    policy: Policy, window: Window, rows: Tensor, weights: Tensor, live: Tensor, config: LossConfig, temperature: float
 ) -> tuple[Tensor, dict[str, float]]:
-    rollouts = [window.rollouts[int(row)] for row in rows]
-    width, device = max(len(r.completion_ids) for r in rollouts), policy.device
+    prompts = [window.prompt_ids[int(row)] for row in rows]
+    completions = [window.completion_ids[int(row)] for row in rows]
+    width, device, batch = max(map(len, completions)), policy.device, window.batch
 
     def cut(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[rows][:, :width].to(device)
+        return None if values is None else values[rows, :width].to(device)
 
-    prompts, completions = [r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts]
     scored = score_completions(policy, prompts, completions, width=width, temperature=temperature)
-    mask, old = cut(window.batch.completion_mask), cut(window.batch.old_logprobs)
-    advantages, ref = cut(window.credit.advantages), cut(window.ref_logprobs)
+    mask, old, advantages = cut(batch.completion_mask), cut(batch.old_logprobs), cut(window.credit.advantages)
     assert mask is not None
     assert old is not None
     assert advantages is not None
     tokens = token_loss(
-        scored.logprobs, old, advantages, config, ref_logprobs=ref, loss_weight=cut(window.credit.loss_weight)
+        scored.logprobs,
+        old,
+        advantages,
+        config,
+        completion_mask=mask,
+        ref_logprobs=cut(window.ref_logprobs),
+        loss_weight=cut(window.credit.loss_weight),
+        live_rows=live.to(device),
     )
     bad = (~torch.isfinite(tokens.loss) & mask).nonzero()
     if len(bad):
         row, token = bad[0].tolist()
-        token_id = rollouts[row].completion_ids[token]
         raise NonFinite(
-            f"step {window.step}: loss is not finite in row {int(rows[row])} at token {token} (id {token_id})"
+            f"step {window.step}: the loss is not finite in row {int(rows[row])} at token {token} "
+            f"(id {completions[row][token]})"
         )
     loss = (tokens.loss.where(mask, 0.0) * weights[:, :width].to(device)).sum()
-    return loss, _statistics(loss, tokens.ratio, tokens.log_ratio, scored.entropy, advantages, mask, config)
+    return loss, _statistics(loss, tokens, scored.entropy, advantages, mask, config)
 
 
 def _statistics(
-    loss: Tensor,
-    ratio: Tensor,
-    log_ratio: Tensor,
-    entropy: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    config: LossConfig,
+    loss: Tensor, tokens: TokenLoss, entropy: Tensor, advantages: Tensor, mask: Tensor, config: LossConfig
 ) -> dict[str, float]:
-    ratio, log_ratio, entropy, advantages = ratio[mask], log_ratio[mask], entropy[mask], advantages[mask]
-    low = (ratio < 1 - config.clip_low) & (advantages < 0)
-    high = (ratio > 1 + config.clip_high) & (advantages > 0)
-    return {
-        "loss": float(loss.detach()),
-        "tokens": float(mask.sum()),
-        "entropy": float(entropy.sum()),
-        "approx_kl": float((ratio - 1 - log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).sum()),
-        "clipped_low": float(low.sum()),
-        "clipped_high": float(high.sum()),
-        "log_ratio_clamped": float((log_ratio.abs() > LOG_RATIO_LIMIT).sum()),
-        "max/ratio": float(ratio.max()),
-        "min/ratio": float(ratio.min()),
-        "max/log_ratio_abs": float(log_ratio.abs().max()),
+    """Sums and extremes over the trained tokens, fetched from the device at once."""
+    ratio, log_ratio, advantages = tokens.ratio[mask], tokens.log_ratio[mask], advantages[mask]
+    cut = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    clips = config.surrogate not in ("sapo", "vespo")  # these have no clip
+    low = (ratio < 1 - config.clip_low) & (advantages < 0) & clips
+    high = (ratio > 1 + config.clip_high) & (advantages > 0) & clips
+    seen = {
+        "loss": loss.detach(),
+        "tokens": mask.sum(),
+        "entropy": entropy[mask].sum(),
+        "approx_kl": (cut.exp() - 1 - cut).sum(),
+        "clipped_low": low.sum(),
+        "clipped_high": high.sum(),
+        "log_ratio_clamped": (log_ratio.abs() > LOG_RATIO_LIMIT).sum(),
+        "max/ratio": ratio.max(),
+        "min/ratio": ratio.min(),
+        "max/log_ratio_abs": log_ratio.abs().max(),
     }
+    return dict(zip(seen, torch.stack([value.double() for value in seen.values()]).tolist()))
 
 
 def optimizer_step(policy: Policy, optimizer: Any, schedule: Any, *, max_grad_norm: float, step: int) -> float:
     """Cut the gradient, step, clear; the gradient's norm before the cut.
 
     Raises:
-        NonFinite: the norm is not finite; names a parameter. Nothing was changed but the gradients, which are cleared.
+        NonFinite: the norm is not finite; names a parameter. Weights and optimiser state are as before.
     """
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm))
-    if norm != norm or norm in (float("inf"), float("-inf")):
-        named = policy.model.named_parameters()
-        bad = next(
-            (name for name, p in named if p.grad is not None and not torch.isfinite(p.grad).all()), "their total norm"
-        )
-        optimizer.zero_grad(set_to_none=True)
+    parameters = [(name, p) for name, p in policy.model.named_parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for _, p in parameters])
+    if not torch.isfinite(norm):
+        bad = next((name for name, p in parameters if not torch.isfinite(p.grad).all()), "their total norm")
         raise NonFinite(f"step {step}: the gradient is not finite in {bad}")
+    torch.nn.utils.clip_grads_with_norm_([p for _, p in parameters], max_grad_norm, norm)
     optimizer.step()
     schedule.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+    return float(norm)
 
 
-def update_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Means over all tokens of all optimiser steps of a window, from the sums."""
+def merge_sums(total: dict[str, float], seen: Mapping[str, float]) -> None:
+    """Add ``seen`` to ``total``; keys that begin with ``max/`` or ``min/`` keep the extreme.
+
+    >>> total = {"tokens": 3.0, "max/ratio": 1.5}
+    >>> merge_sums(total, {"tokens": 4.0, "max/ratio": 1.2, "min/ratio": 0.9})
+    >>> total
+    {'tokens': 7.0, 'max/ratio': 1.5, 'min/ratio': 0.9}
+    """
+    for key, value in seen.items():
+        if key not in total:
+            total[key] = value
+        elif key.startswith("max/"):
+            total[key] = max(total[key], value)
+        elif key.startswith("min/"):
+            total[key] = min(total[key], value)
+        else:
+            total[key] += value
+
+
+def update_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means over all tokens of all optimiser steps of a window, from the sums; empty where no token was trained."""
     tokens = sums.get("tokens", 0.0)
     if not tokens:
         return {}
+    updates = sums["updates"]
     low, high = sums["clipped_low"] / tokens, sums["clipped_high"] / tokens
     return {
-        "policy/loss": sums["loss"] / max(sums.get("updates", 1.0), 1.0),
+        "policy/loss": sums["loss"] / updates,
         "policy/entropy": sums["entropy"] / tokens,
         "policy/approx_kl": sums["approx_kl"] / tokens,
         "policy/clip_fraction_low": low,
@@ -203,4 +249,5 @@ def update_metrics(sums: dict[str, float]) -> dict[str, float]:
         "policy/log_ratio_clamped": sums["log_ratio_clamped"],
         "policy/ratio_max": sums["max/ratio"],
         "policy/ratio_min": sums["min/ratio"],
+        "optim/grad_norm": sums["grad_norm"] / updates,
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..credit import Credit, CreditBatch, Rollout
+from ..credit.align import SpanTable
+from ..credit.batch import PrefixValues, TreeIndex
 from .seeds import named_generator
 
 __all__ = ["Window", "minibatch_rows"]
@@ -18,12 +20,13 @@ __all__ = ["Window", "minibatch_rows"]
 
 @dataclass
 class Window:
-    """Everything that the optimiser steps on one rollout batch need.
+    """Everything that the optimiser steps on one rollout batch need. All tensors lie on the CPU.
 
     Args:
         step: number of the rollout batch, from 1.
-        rollouts: B rollouts.
-        batch, credit: evidence and credit, (B, T).
+        prompt_ids, completion_ids: of B rollouts.
+        batch: evidence, (B, T).
+        credit: (B, T); of a strategy with ``phase="update"``, that of the latest optimiser step.
         ref_logprobs: (B, T) under the frozen reference, or None where nobody asks.
         metrics: what was measured so far.
         done: optimiser steps already taken.
@@ -31,58 +34,48 @@ class Window:
     """
 
     step: int
-    rollouts: list[Rollout]
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
     batch: CreditBatch
     credit: Credit
-    ref_logprobs: Tensor | None
-    metrics: dict[str, float]
-    done: int
-    sums: dict[str, float]
+    ref_logprobs: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    done: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, step: int, rollouts: Sequence[Rollout], batch: CreditBatch) -> Window:
+        """The window of a fresh rollout batch, without credit as yet."""
+        prompts, completions = [list(r.prompt_ids) for r in rollouts], [list(r.completion_ids) for r in rollouts]
+        return cls(step, prompts, completions, batch, Credit(torch.zeros(batch.completion_mask.shape)))
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the window: tensors and plain values."""
+        batch = _shallow(self.batch)
+        for name in ("scores", "token_scores"):
+            batch[name] = dict(batch[name])
+        for name in ("spans", "prefix_values"):
+            batch[name] = {key: _shallow(value) for key, value in batch[name].items()}
+        batch["tree"] = None if self.batch.tree is None else _shallow(self.batch.tree)
         return {
-            "step": self.step,
-            "prompt_ids": [list(r.prompt_ids) for r in self.rollouts],
-            "completion_ids": [list(r.completion_ids) for r in self.rollouts],
-            "group_ids": self.batch.group_ids,
-            "completion_mask": self.batch.completion_mask,
-            "old_logprobs": self.batch.old_logprobs,
-            "reward": self.batch.reward,
-            "advantages": self.credit.advantages,
-            "loss_weight": self.credit.loss_weight,
-            "ref_logprobs": self.ref_logprobs,
+            **_shallow(self),
+            "batch": batch,
+            "credit": {"advantages": self.credit.advantages, "loss_weight": self.credit.loss_weight},
             "metrics": dict(self.metrics),
-            "done": self.done,
             "sums": dict(self.sums),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Window:
-        """The window as saved; enough for its remaining optimiser steps."""
-        rollouts = [
-            Rollout(prompt, ids, [0.0] * len(ids), [(0, 0)] * len(ids), "", int(group))
-            for prompt, ids, group in zip(state["prompt_ids"], state["completion_ids"], state["group_ids"])
-        ]
-        batch = CreditBatch(
-            completion_mask=state["completion_mask"],
-            group_ids=state["group_ids"],
-            reward=state["reward"],
-            old_logprobs=state["old_logprobs"],
-        )
-        return cls(
-            step=state["step"],
-            rollouts=rollouts,
-            batch=batch,
-            credit=Credit(state["advantages"], state["loss_weight"]),
-            ref_logprobs=state["ref_logprobs"],
-            metrics=dict(state["metrics"]),
-            done=state["done"],
-            sums=dict(state["sums"]),
-        )
-
-    def with_credit(self, credit: Credit) -> Window:
-        return replace(self, credit=credit)
+        """The window as saved; the credit's parts and metrics, which no further step needs, are left out."""
+        saved = state["batch"]
+        evidence = {
+            "spans": {name: SpanTable(**table) for name, table in saved["spans"].items()},
+            "prefix_values": {name: PrefixValues(**values) for name, values in saved["prefix_values"].items()},
+            "tree": None if saved["tree"] is None else TreeIndex(**saved["tree"]),
+        }
+        batch = CreditBatch(**{**saved, **evidence})
+        return cls(**{**state, "batch": batch, "credit": Credit(**state["credit"])})
 
 
 def minibatch_rows(group_ids: Tensor, *, minibatches: int, seed: int, step: int, epoch: int) -> list[Tensor]:
@@ -96,3 +89,8 @@ def minibatch_rows(group_ids: Tensor, *, minibatches: int, seed: int, step: int,
     order = named_generator(seed, "minibatches", step, epoch).permutation(len(groups))
     parts = np.array_split(order, minibatches)
     return [torch.isin(group_ids, groups[torch.from_numpy(part)]).nonzero()[:, 0] for part in parts]
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    """A dataclass's fields by name, not copied."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}

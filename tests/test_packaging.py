@@ -102,7 +102,7 @@ def test_the_source_archive_builds_a_wheel_that_holds_every_module_and_data_file
     with zipfile.ZipFile(tmp_path / stem / f"{stem}-py3-none-any.whl") as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     files = [path for folder in CODE_FOLDERS for path in (tmp_path / folder).rglob("*") if path.is_file()]
-    own = {"apportion/__init__.py", "apportion/py.typed"}
+    own = {"apportion/__init__.py", "apportion/py.typed", "hydra_plugins/apportion_sweeper/__init__.py"}
     assert packed == own | {f"apportion/{path.relative_to(tmp_path).as_posix()}" for path in files}
 
 

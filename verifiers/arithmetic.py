@@ -15,7 +15,7 @@ from .verdict import Sample, Span, Verdict
 
 __all__ = ["Arithmetic", "Equation", "equations"]
 
-_MODULO = re.compile(r"\s{0,3}(?:\([ ]?)?\\?[bp]?mod(?:ulo)?\b", re.I)
+_MODULO = re.compile(r"[ \t]{0,3}(?:\([ ]?)?\\?[bp]?mod(?:ulo)?\b", re.I)
 _MAX_LABEL = 100  # characters of a quoted equation
 _LIST_MARK = re.compile(r"[^\S\n]*+(?:(?:[-*+•–]|\(?[0-9]{1,3}[.)]|\(?[A-Za-z][.)]|\#{1,6}|>+)[^\S\n]++)*+")
 
@@ -68,7 +68,7 @@ class Arithmetic:
 def equations(text: str, *, allow_rounding: bool = False) -> list[Equation]:
     """Every equation of the text that can be checked, in order; neighbours in a chain share a side.
 
-    >>> [(text.stop, text.holds) for text in equations("2 + 3 = 5 - 1 = 4")]
+    >>> [(found.stop, found.holds) for found in equations("2 + 3 = 5 - 1 = 4")]
     [(13, False), (17, True)]
     """
     found: list[Equation] = []
@@ -133,7 +133,8 @@ def _holds(left: Expression, right: Expression, allow_rounding: bool) -> bool | 
         return True
     if left.bare_percent != right.bare_percent:
         share, other = (left, right) if left.bare_percent else (right, left)
-        if share.value == other.value / 100 if other.value is not None else False:
+        parts, hundredths = (left.value, right.value) if share is left else (right.value, left.value)
+        if parts * 100 == hundredths:
             return None  # "3 / 4 * 100 = 75%" is how many write it
         if share is left and (other.operators or other.currencies or other.after == "prose"):
             return None  # "20% = 10 apples" speaks of a part of something

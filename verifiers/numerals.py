@@ -102,11 +102,8 @@ def tokenize(text: str, start: int = 0, stop: int | None = None) -> list[Token]:
 
     A star, or an x, is multiplication only between two operands and evenly spaced ("3*4", "3 x 4", not "**3** 4").
     """
-    raw = [
-        match
-        for match in _TOKEN.finditer(text, start, len(text) if stop is None else stop)
-        if match.lastgroup != "blank"
-    ]
+    found = _TOKEN.finditer(text, start, len(text) if stop is None else stop)
+    raw = [match for match in found if match.lastgroup != "blank"]
     tokens: list[Token] = []
     for place, match in enumerate(raw):
         kind, piece, numeral = match.lastgroup or "other", match.group(), None
@@ -195,18 +192,13 @@ def unit_of(tokens: list[Token], place: int) -> str | None:
     """
     if place + 1 >= len(tokens) or tokens[place].kind != "word":
         return None
-    word, following = tokens[place], tokens[place + 1]
-    glued = tokens[place - 1].stop == word.start
-    rate = following.text == "/" and following.start == word.stop  # "miles/hour"
-    if (
-        glued
-        or rate
-        or following.kind not in ("op", "equals", "close")
-        or len(word.text) < 2
-        or not word.text.isalpha()
-    ):
+    word, following = tokens[place].text, tokens[place + 1]
+    glued = tokens[place - 1].stop == tokens[place].start
+    rate = following.text == "/" and following.start == tokens[place].stop  # "miles/hour"
+    if glued or rate or following.kind not in ("op", "equals", "close"):
         return None
-    return None if _AFTER.fullmatch(word.text) or _PARTS.fullmatch(word.text) else unit_name(word.text)
+    named = len(word) > 1 and word.isalpha() and not (_AFTER.fullmatch(word) or _PARTS.fullmatch(word))
+    return unit_name(word) if named else None
 
 
 def unit_name(word: str) -> str:

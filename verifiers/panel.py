@@ -179,6 +179,8 @@ def _verdict(reply: Any, sample: Sample) -> Verdict:
 
 
 def _number(value: object) -> float:
+    if type(value) is float and math.isfinite(value):  # nearly always, and the general check is slow
+        return value
     if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):
         raise TypeError(f"gave a {type(value).__name__}, not a number, a Verdict or None")
     number = float(value)

@@ -8,9 +8,11 @@ known places, and the right answer is still in its reach.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +31,17 @@ HELD_OUT_SHARE = 8  # one in so many chains is held out
 class ChainTask:
     """Problems such as ``7+9-a*1=?``; demonstrations by the flawed teacher; reversal of digits as the retention skill.
 
+    A hash of the prompt decides whether it is held out: training and demonstrations never show it, whatever the seed.
+
     Args:
         min_steps, max_steps: operations in a chain.
         flawed_facts: share of the facts that are taught wrong.
         flaw_rate: how often a flawed fact is taught wrong (the right result keeps the rest).
         copy_noise: share of demonstrated lines that miscopy the left operand.
-        format_noise: share of demonstrations with a broken layout.
+        format_noise: share of demonstrations that lack one tag.
         retention_share: share of demonstrations that teach the retention skill.
         num_held_out, num_retention: evaluation problems.
-        teacher_seed: chooses the flawed facts.
+        teacher_seed: chooses the flawed facts, and the evaluation problems among those held out.
     """
 
     min_steps: int = 4
@@ -57,9 +61,19 @@ class ChainTask:
         for name in ("flawed_facts", "flaw_rate", "copy_noise", "format_noise", "retention_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"task.{name}={getattr(self, name)}: is a share, so between 0 and 1")
+        for name in ("num_held_out", "num_retention"):
+            if getattr(self, name) < 0:
+                raise InputError(f"task.{name}={getattr(self, name)}: is a number of problems, so 0 or more")
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The options that decide what the demonstrations teach: those for a warm start's cache key."""
+        return {key: value for key, value in asdict(self).items() if key not in ("num_held_out", "num_retention")}
 
     def batch(self, step: int, num_prompts: int, seed: int) -> Sequence[Problem]:
-        return self._draw(named_generator(seed, "problems", step), num_prompts, held_out=False)
+        rng = named_generator(seed, "problems", step)
+        prompts = self._chains(rng, num_prompts, held_out=False, key="rollout.prompts_per_step")
+        return [_chain_problem(prompt) for prompt in prompts]
 
     def held_out(self) -> Sequence[Problem]:
         return self._held_out
@@ -69,17 +83,17 @@ class ChainTask:
 
     @cached_property
     def _held_out(self) -> list[Problem]:
-        return self._draw(named_generator(self.teacher_seed, "held-out"), self.num_held_out, held_out=True)
+        rng = named_generator(self.teacher_seed, "held-out")
+        prompts = self._chains(rng, self.num_held_out, held_out=True, key="task.num_held_out")
+        return [_chain_problem(prompt) for prompt in prompts]
 
     @cached_property
     def _retention(self) -> list[Problem]:
         rng = named_generator(self.teacher_seed, "retention")
-        chosen: dict[str, Problem] = {}
-        while len(chosen) < self.num_retention:
-            prompt = _reversal_prompt(rng)
-            if _is_held_out(prompt):
-                chosen[prompt] = Problem(prompt, prompt, prompt[1:-1][::-1], {"skill": "reversal"})
-        return list(chosen.values())
+        prompts = ("<" + "".join(digits) + ">" for digits in itertools.product(DIGITS, repeat=4))
+        _check_room(self.num_retention, len(DIGITS) ** 4, prompts, held_out=True, key="task.num_retention")
+        chosen = _distinct(lambda: _reversal_prompt(rng), self.num_retention, held_out=True)
+        return [Problem(prompt, prompt, prompt[1:-1][::-1], {"skill": "reversal"}) for prompt in chosen]
 
     def demonstrations(self, count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
         """``count`` pairs of prompt and completion as the flawed teacher writes them, none of a held-out problem."""
@@ -96,16 +110,11 @@ class ChainTask:
                 pairs.append((prompt, demonstration(prompt, facts, self, rng)))
         return pairs
 
-    def _draw(self, rng: np.random.Generator, count: int, *, held_out: bool) -> list[Problem]:
-        problems: dict[str, Problem] = {}
-        while len(problems) < count:
-            prompt = self._prompt(rng)
-            if _is_held_out(prompt) == held_out:
-                first, operations = parse_prompt(prompt)
-                for operator, right in operations:
-                    first = apply(operator, first, right)
-                problems[prompt] = Problem(prompt, prompt, first, {"num_steps": len(operations)})
-        return list(problems.values())
+    def _chains(self, rng: np.random.Generator, count: int, *, held_out: bool, key: str) -> list[str]:
+        lengths = range(self.min_steps, self.max_steps + 1)
+        total = sum(len(DIGITS) * 30**steps for steps in lengths)
+        _check_room(count, total, _all_chains(lengths), held_out=held_out, key=key)
+        return _distinct(lambda: self._prompt(rng), count, held_out=held_out)
 
     def _prompt(self, rng: np.random.Generator) -> str:
         steps = int(rng.integers(self.min_steps, self.max_steps + 1))
@@ -146,6 +155,40 @@ def demonstration(
     if rng.random() < task.format_noise:
         del pieces[int(rng.choice([0, 2, 3, 5]))]
     return "".join(pieces)
+
+
+def _chain_problem(prompt: str) -> Problem:
+    value, operations = parse_prompt(prompt)
+    for operator, right in operations:
+        value = apply(operator, value, right)
+    return Problem(prompt, prompt, value, {"num_steps": len(operations)})
+
+
+def _distinct(draw: Callable[[], str], count: int, *, held_out: bool) -> list[str]:
+    """The first ``count`` different prompts drawn on that side of the split."""
+    chosen: dict[str, None] = {}
+    while len(chosen) < count:
+        prompt = draw()
+        if _is_held_out(prompt) == held_out:
+            chosen[prompt] = None
+    return list(chosen)
+
+
+def _check_room(count: int, total: int, prompts: Iterator[str], *, held_out: bool, key: str) -> None:
+    """Refuse to draw more different prompts than there are; counts them only where it may come to that."""
+    if count <= total // (2 * HELD_OUT_SHARE):
+        return
+    room = sum(_is_held_out(prompt) == held_out for prompt in prompts)
+    if count > room:
+        longer = "" if key == "task.num_retention" else " or raise task.max_steps"
+        raise InputError(f"{key}={count}: there are only {room} such problems; lower it{longer}")
+
+
+def _all_chains(lengths: Sequence[int]) -> Iterator[str]:
+    steps = [operator + digit for operator in OPERATORS for digit in DIGITS[1:]]
+    for length in lengths:
+        for first, *rest in itertools.product(DIGITS, *[steps] * length):
+            yield first + "".join(rest) + "=?"
 
 
 def _reversal_prompt(rng: np.random.Generator) -> str:

@@ -25,7 +25,7 @@ class AblationSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> None:
         from apportion.experiments.ablate import ablate
 
         assert self.config is not None
@@ -35,4 +35,4 @@ class AblationSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return loader.load_sweep_config(config, list(overrides))
 
-        return ablate(config, arguments, compose=compose, launch=lambda jobs: self.launcher.launch(jobs, 0))
+        ablate(config, arguments, compose=compose, launch=lambda jobs: self.launcher.launch(jobs, 0))

@@ -1,0 +1,228 @@
+"""Values of states inside answers: the mean reward of continuations that the policy samples from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..credit import CreditBatch, Rollout
+from ..credit.align import decode_text
+from ..credit.batch import PrefixValues
+from ..credit.states import prefix_lengths, segment_ids
+from ..verifiers import InputError, Sample
+from ..verifiers.panel import PanelResult, judge, weighted_reward
+from .collect import as_sample
+from .policy import ForwardCounter, Policy
+from .sampling import Generation, RolloutConfig, sample_groups
+from .seeds import named_seed
+from .task import Problem
+
+__all__ = ["PrefixValuer", "Valued"]
+
+
+@dataclass(frozen=True)
+class Valued:
+    """What a valuer found.
+
+    Args:
+        values: by the name of the states, (B, S + 1).
+        panel: what the verifiers said of the continuations, with their errors.
+        tokens: generated for it.
+        metrics: further numbers to log.
+    """
+
+    values: dict[str, PrefixValues]
+    panel: PanelResult
+    tokens: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A prefix of an answer; equal ones of one problem are sampled once."""
+
+    problem: str
+    prompt: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PrefixValuer:
+    """Samples continuations of prefixes of the batch's own answers and has the whole text judged.
+
+    A prefix is the prompt's ids and the first sampled ids of the answer; nothing is encoded again. A continuation has
+    the tokens that the answer's limit leaves, and one that the limit cuts is judged as it is. The random numbers of a
+    state come from ``(seed, step, problem, prefix)`` alone, so that its value does not depend on the rest of the batch.
+
+    Args:
+        num_samples: K continuations from each state; 9 in VinePPO (arXiv 2410.01679). The standard error of a value V
+            of rewards 0 and 1 is ``sqrt(V (1 - V) / K)``.
+        max_states: at most so many states inside an answer, evenly spread over it, or None for all; the prompt, and
+            states that were sampled for another answer, come besides.
+        rows: continuations sampled side by side.
+    """
+
+    num_samples: int = 9
+    max_states: int | None = None
+    rows: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "max_states", "rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"prefix_valuer.{name}={value}: must be at least 1")
+
+    def __call__(
+        self,
+        names: Iterable[str],
+        policy: Policy,
+        problems: Sequence[Problem],
+        rollouts: Sequence[Rollout],
+        batch: CreditBatch,
+        verifiers: Mapping[str, Callable[..., Any]],
+        reward_weights: Mapping[str, float],
+        config: RolloutConfig,
+        *,
+        seed: int,
+        step: int,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Valued:
+        """Values of the states ``names`` of every rollout (see :mod:`apportion.credit.states`).
+
+        Args:
+            problems: ``rollouts[i].group_id`` is the index of its problem.
+            batch: of these rollouts.
+            verifiers: those with a reward weight judge the continuations.
+            config: how the rollouts were sampled.
+            seed, step: name the random streams.
+            should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
+        """
+        lengths = {name: prefix_lengths(segment_ids(name, batch)) for name in names}
+        chosen = {
+            _state(problems, rollouts[row], int(lengths[name][row, column]))
+            for name in lengths
+            for row, column in self._choose(lengths[name]).nonzero().tolist()
+        }
+        # Long prefixes last: those side by side have about the same number of tokens left.
+        states = sorted(chosen, key=lambda s: (len(s.prefix), s.problem, s.prefix))
+        counter = ForwardCounter()
+        with counter.counting(policy.model):
+            endings, tokens = self._sample(policy, states, config, seed=seed, step=step, should_stop=should_stop)
+        by_id = {problem.id: problem for problem in problems}
+        samples = [
+            _whole(policy, by_id[state.problem], state, ids, cut) for state, rows in endings for ids, cut in rows
+        ]
+        panel = judge({name: v for name, v in verifiers.items() if name in reward_weights}, samples)
+        rewards = iter(weighted_reward(verdicts, reward_weights) for verdicts in panel.verdicts)
+        judged = {state: [next(rewards) for _ in rows] for state, rows in endings}
+        values = {name: _table(lengths[name], problems, rollouts, judged) for name in lengths}
+        asked = sum(int((value.count > 0).sum()) for value in values.values())
+        metrics = {
+            "cost/value_tokens": float(tokens),
+            "cost/value_forwards": counter.take(),
+            "cost/value_states": float(len(states)),
+            "cost/value_states_shared": 1 - len(states) / asked if asked else 0.0,
+        }
+        return Valued(values, panel, tokens, metrics)
+
+    def _choose(self, lengths: Tensor) -> Tensor:
+        """(B, S + 1) bool: the states to sample."""
+        real = lengths >= 0
+        if self.max_states is None:
+            return real
+        inner = real.clone()
+        inner[:, 0] = False
+        count, rank = inner.sum(dim=1, keepdim=True), inner.cumsum(dim=1)
+        most = count.clamp(min=1, max=self.max_states)
+        share = [(place * most).div(count.clamp(min=1), rounding_mode="floor") for place in (rank, rank - 1)]
+        picked = inner & (share[0] != share[1])
+        picked[:, 0] = real[:, 0]
+        return picked
+
+    def _sample(
+        self,
+        policy: Policy,
+        states: Sequence[_State],
+        config: RolloutConfig,
+        *,
+        seed: int,
+        step: int,
+        should_stop: Callable[[], bool] | None,
+    ) -> tuple[list[tuple[_State, list[tuple[list[int], bool]]]], int]:
+        """For each state its continuations, each with whether the limit cut it; and the tokens generated in all."""
+        endings, tokens = [], 0
+        for part in self._parts(states, config.max_new_tokens, policy.max_positions):
+            generations = sample_groups(
+                policy,
+                [[*state.prompt, *state.prefix] for state in part],
+                [row for state in part for row in _row_seeds(state, self.num_samples, seed, step)],
+                group_size=self.num_samples,
+                max_new_tokens=config.max_new_tokens - len(part[0].prefix),
+                temperature=config.temperature,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                compact_below=config.compact_below,
+                should_stop=should_stop,
+            )
+            tokens += sum(len(generation.ids) for generation in generations)
+            for index, state in enumerate(part):
+                left = config.max_new_tokens - len(state.prefix)
+                own = generations[index * self.num_samples : (index + 1) * self.num_samples]
+                endings.append((state, [(g.ids[:left], g.truncated or len(g.ids) > left) for g in own]))
+        return endings, tokens
+
+    def _parts(self, states: Sequence[_State], limit: int, positions: int | None) -> Iterator[list[_State]]:
+        """States to be sampled together: few enough, and none runs beyond the model's last position.
+
+        All of a part get the tokens that its shortest prefix has left; what is too much is cut off afterwards.
+        """
+        part: list[_State] = []
+        for state in states:
+            longest = len(state.prompt) + len(state.prefix) + limit - len((part or [state])[0].prefix)
+            full = (len(part) + 1) * self.num_samples > self.rows
+            if part and (full or (positions is not None and longest > positions)):
+                yield part
+                part = []
+            part.append(state)
+        if part:
+            yield part
+
+
+def _state(problems: Sequence[Problem], rollout: Rollout, length: int) -> _State:
+    return _State(
+        problems[rollout.group_id].id, tuple(rollout.prompt_ids), tuple(list(rollout.completion_ids)[:length])
+    )
+
+
+def _row_seeds(state: _State, count: int, seed: int, step: int) -> list[int]:
+    own = named_seed(seed, "value", step, state.problem, " ".join(map(str, state.prefix)))
+    return [named_seed(own, index) for index in range(count)]
+
+
+def _whole(policy: Policy, problem: Problem, state: _State, ending: list[int], cut: bool) -> Sample:
+    """The whole answer as the verifiers would see it, had the policy written it in one go."""
+    ids = [*state.prefix, *ending]
+    return as_sample(problem, decode_text(policy.tokenizer, ids), Generation(ids, [], cut))
+
+
+def _table(
+    lengths: Tensor,
+    problems: Sequence[Problem],
+    rollouts: Sequence[Rollout],
+    judged: Mapping[_State, Sequence[float | None]],
+) -> PrefixValues:
+    """Mean, number and population variance of the rewards of every state that was sampled, for whichever answer."""
+    value = torch.full(lengths.shape, float("nan"), dtype=torch.float64)
+    count, variance = torch.zeros(lengths.shape, dtype=torch.long), torch.zeros(lengths.shape, dtype=torch.float64)
+    for row, column in (lengths >= 0).nonzero().tolist():
+        state = _state(problems, rollouts[row], int(lengths[row, column]))
+        rewards = [reward for reward in judged.get(state, ()) if reward is not None]
+        if rewards:
+            sample = torch.tensor(rewards, dtype=torch.float64)
+            value[row, column], count[row, column] = sample.mean(), len(rewards)
+            variance[row, column] = sample.var(correction=0)
+    return PrefixValues(value, count, variance)

@@ -1,0 +1,81 @@
+"""Everything that changes while a run goes on, and that a checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..credit import CreditStrategy
+from ..credit.adaptive import load_state, state_of
+from ..verifiers import InputError
+from .checkpoint import global_rng_state, load_checkpoint, restore_global_rng, save_checkpoint
+from .files import one_line
+from .window import Window
+
+__all__ = ["RunState"]
+
+
+@dataclass
+class RunState:
+    """The moment that a run has reached.
+
+    Args:
+        model: the weights that learn.
+        optimizer, schedule: theirs.
+        strategy: what it has learned, where it adapts (see :mod:`apportion.credit.adaptive`).
+        step: rollout batches that are done with.
+        tokens: generated so far, the batch in progress included.
+        seconds: of wall time so far.
+        skipped: updates left out because a number was not finite.
+        window: the rollout batch in progress.
+    """
+
+    model: Any
+    optimizer: Any
+    schedule: Any
+    strategy: CreditStrategy
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    window: Window | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Something is there to go on from: at least a sampled rollout batch."""
+        return self.step > 0 or self.window is not None
+
+    def save(self, folder: Path, *, keep: int) -> Path:
+        """A checkpoint of this moment in ``folder``, the window in progress and every global generator included."""
+        window = self.window
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "strategy": state_of(self.strategy),
+            "rng": global_rng_state(),
+            "window": None if window is None else window.state(),
+        }
+        name = f"step_{self.step:06d}" + ("" if window is None else f"_update_{window.done:04d}")
+        return save_checkpoint(folder, name, self.model, state, keep=keep)
+
+    def load(self, path: Path) -> None:
+        """Go to the moment of the checkpoint ``path``, global generators included: nothing may be seeded after it."""
+        state = load_checkpoint(path, self.model)
+        try:
+            self.step, self.tokens, self.skipped = state["step"], state["tokens"], state["skipped"]
+            self.seconds = state["seconds"]
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.load_state_dict(state["schedule"])
+            self.window = None if state["window"] is None else Window.from_state(state["window"])
+            load_state(self.strategy, state["strategy"])
+            restore_global_rng(state["rng"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"checkpoint {path} is of another kind of run or another version ({type(error).__name__}: "
+                f"{one_line(error)}); start again in another run.dir"
+            ) from error
