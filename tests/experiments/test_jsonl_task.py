@@ -259,7 +259,7 @@ def test_the_configuration_names_every_option() -> None:
     import apportion
 
     config = Path(apportion.__file__).parent / "conf" / "task" / "jsonl.yaml"
-    options = yaml.safe_load(config.read_text())
+    options = yaml.safe_load(config.read_text())["task"]
     defaults = {name: p.default for name, p in inspect.signature(JsonlTask).parameters.items()}
     assert options.pop("_target_") == "apportion.experiments.tasks.jsonl.JsonlTask"
     assert options.pop("path") == "???"
