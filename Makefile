@@ -1,7 +1,7 @@
 # Everything happens in .venv; a command sets it up first when it is missing or out of date.
 #
 # PYTHON       interpreter for the virtual environment (default: the first one found that is 3.11 or newer)
-# TORCH_INDEX  extra index for torch, e.g. https://download.pytorch.org/whl/cpu where pip would fetch a CUDA build
+# TORCH_INDEX  extra package index for torch, where pip would fetch a CUDA build
 # ARGS         overrides for `make ablation`, e.g. ARGS="experiment=smoke"
 # PYTEST_ARGS  further arguments of the test run, e.g. PYTEST_ARGS="-m 'not slow'"
 

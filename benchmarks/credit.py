@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
 from apportion.credit import CreditBatch, assign_credit
 from apportion.credit.align import SpanTable
 from apportion.credit.batch import PrefixValues, TreeIndex
+from apportion.credit.states import prefix_lengths, segment_ids
 from apportion.experiments.catalogue import entries
 from apportion.experiments.policies import TinyPolicy
 from apportion.grpo.forward import score_completions
@@ -23,24 +25,26 @@ STEPS = 20
 DEPTH = 3
 
 
-def evidence(rows: int, tokens: int) -> CreditBatch:
-    """A batch with every kind of evidence: groups of 8, 20 judged steps an answer."""
+def evidence(rows: int, tokens: int, signals: Iterable[str]) -> CreditBatch:
+    """A batch with all evidence that ``signals`` name: groups of 8, 20 judged steps an answer."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.arange(STEPS).expand(rows, STEPS) * (tokens // STEPS)
-    mask = torch.ones(rows, STEPS, dtype=torch.bool)
+    start = torch.arange(STEPS).expand(rows, STEPS) * tokens // STEPS
+    stop = torch.arange(1, STEPS + 1).expand(rows, STEPS) * tokens // STEPS
     score = torch.rand(rows, STEPS, generator=generator).round()
-    table = SpanTable(start, start + tokens // STEPS, score, mask)
+    table = SpanTable(start, stop, score, stop > start)
     uniform = torch.rand(rows, tokens, generator=generator)
-    names = ("steps", "format", "truth", "answer", "plan", "critic_a", "critic_b", "critic_c")
-    groups = torch.arange(rows) // 8
-    leaf = torch.arange(rows)
+    groups, leaf = torch.arange(rows) // 8, torch.arange(rows)
     segment = torch.tensor([0, tokens // 3, 2 * tokens // 3])
-    return CreditBatch(
+    named: dict[str, set[str]] = {}
+    for kind, _, name in (signal.partition(":") for signal in signals):
+        named.setdefault(kind, set()).add(name)
+    judged = sorted(named["spans"] | named["score"])
+    batch = CreditBatch(
         completion_mask=torch.ones(rows, tokens, dtype=torch.bool),
         group_ids=groups,
         reward=torch.rand(rows, generator=generator, dtype=torch.float64).round(),
-        scores={name: torch.rand(rows, generator=generator, dtype=torch.float64).round() for name in names},
-        spans=dict.fromkeys(names, table),
+        scores={name: torch.rand(rows, generator=generator, dtype=torch.float64).round() for name in judged},
+        spans=dict.fromkeys(judged, table),
         truncated=torch.zeros(rows, dtype=torch.bool),
         completion_ids=torch.randint(0, 32, (rows, tokens), generator=generator),
         old_logprobs=uniform.clamp(min=1e-3).log(),
@@ -48,17 +52,21 @@ def evidence(rows: int, tokens: int) -> CreditBatch:
         sum_pi_squared=uniform,
         ref_logprobs=uniform.clamp(min=1e-3).log() - 0.1,
         logprobs=uniform.clamp(min=1e-3).log() + 0.05,
-        token_scores=dict.fromkeys(("implicit", "influence", "reward_model", "attention", "counterfactual"), uniform),
-        prefix_values=dict.fromkeys(
-            ("steps", "segments"),
-            PrefixValues(torch.rand(rows, STEPS + 1), torch.full((rows, STEPS + 1), 9), torch.rand(rows, STEPS + 1)),
-        ),
+        token_scores=dict.fromkeys(sorted(named["token_scores"]), uniform),
         tree=TreeIndex(
             torch.stack([groups * 100, 10_000 + leaf // 4, 20_000 + leaf], dim=1),
             segment.expand(rows, DEPTH).clone(),
-            (segment + tokens // 3).expand(rows, DEPTH).clone(),
+            torch.tensor([*segment[1:].tolist(), tokens]).expand(rows, DEPTH).clone(),
         ),
     )
+    return replace(batch, prefix_values={name: values(name, batch) for name in sorted(named["prefix_values"])})
+
+
+def values(name: str, batch: CreditBatch) -> PrefixValues:
+    """A value of every state that ``name`` means in the batch."""
+    shape = prefix_lengths(segment_ids(name, batch)).shape
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return PrefixValues(drawn, torch.full(shape, 9), drawn * (1 - drawn))
 
 
 def seconds(function: Callable[[], object], repeats: int = 3) -> float:
@@ -94,10 +102,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     step = optimiser_step(options.rows, options.tokens)
-    batch = evidence(options.rows, options.tokens)
+    strategies = entries()
+    batch = evidence(options.rows, options.tokens, [s for entry in strategies for s in entry.strategy.requires])
     print(f"optimiser step: {step:.2f} CPU s ({options.rows} answers of {options.tokens} tokens)")
     worst = 0.0
-    for entry in entries():
+    for entry in strategies:
         cost = seconds(lambda strategy=entry.strategy: assign_credit(strategy, batch))
         worst = max(worst, cost / step)
         print(f"{entry.name:32} {cost * 1000:8.1f} ms  {cost / step:7.2%} of a step")

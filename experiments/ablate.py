@@ -12,18 +12,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
 from ..grpo.files import write_text
 from ..verifiers import InputError
 from .app import build, hydra_command, task_overrides
+from .build import check_value
 from .explain import explain
 from .parts import Parts, build_parts, check_line_breaks
 from .plan import CellPlan, Sweep, plan_cells, read_sweep
 from .progress import StepProgress, console
 from .rundir import difference, has_results, hold_folder, plain_config, read_status, run_path
+from .targets import nearest
 from .train import check_prompts, device, set_threads, train
 
 __all__ = ["ablate", "main", "run_cell"]
@@ -71,6 +73,7 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
         SystemExit: 1 where cells failed, 130 after a request to stop.
     """
     root = run_path(config.run.dir).resolve()
+    _check_options(config.ablate)
     sweep = read_sweep(config, arguments)
     plans = plan_cells(root, sweep)
     check_line_breaks([*sweep.shared, *(override for own in sweep.strategies.values() for override in own)])
@@ -96,6 +99,16 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
         _report(root, plans)
 
 
+def _check_options(options: DictConfig) -> None:
+    kinds = {"budget": Literal["steps", "tokens"], "threshold": float, "retry_failed": bool, "baseline": str}
+    known = [*kinds, "strategies", "seeds"]
+    for name in map(str, options):
+        if name not in known:
+            raise InputError(f"ablate.{name}: nothing reads this key; {nearest(name, known)}")
+    for name, kind in kinds.items():
+        check_value(options[name], kind, f"ablate.{name}")
+
+
 def _composed(plan: CellPlan, compose: Compose) -> DictConfig:
     try:
         return compose(plan.overrides)
@@ -116,9 +129,7 @@ def _parts(label: str, config: DictConfig) -> Parts:
 
 def _budget(config: DictConfig) -> dict[str, Any]:
     """The compute of every cell."""
-    kind, tokens = str(config.ablate.budget), config.run.budget_tokens
-    if kind not in ("steps", "tokens"):
-        raise InputError(f"ablate.budget={kind}: must be steps or tokens")
+    kind, tokens = config.ablate.budget, config.run.budget_tokens
     if kind == "tokens" and tokens is None:
         raise InputError("ablate.budget=tokens: give run.budget_tokens, and run.steps large enough to reach it")
     if kind == "steps" and tokens is not None:

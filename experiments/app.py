@@ -116,10 +116,23 @@ def _in_order(arguments: list[str]) -> list[str]:
     if read.resolve and not (read.cfg or read.help):
         refuse("--resolve goes with --cfg")
     overrides: list[str] = read.overrides
+    _check_groups(overrides)
     flags = list(arguments)
     for override in overrides:
         flags.remove(override)
     return [*overrides, *flags]
+
+
+def _check_groups(overrides: list[str]) -> None:
+    """Refuse ``verifier@verifiers.format=null`` and the like, which Hydra does not take and does not name."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    for override in OverridesParser.create().parse_overrides(overrides):
+        plain = not (override.is_sweep_override() or override.is_delete())
+        group = plain and (CONFIG_FOLDER / override.key_or_group).is_dir()
+        if group and not isinstance(override.value(), str | list | dict):
+            key = override.get_key_element().lstrip("+")
+            raise InputError(f"{override.input_line}: give the name of one of its options, or ~{key} to go without")
 
 
 @contextmanager

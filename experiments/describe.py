@@ -36,10 +36,11 @@ def write_description(
 
 def describe_strategy(strategy: CreditStrategy) -> dict[str, Any]:
     """First line of its docstring, its signals, and what they tell it."""
+    first, _, _ = (inspect.getdoc(type(strategy)) or type(strategy).__name__).partition("\n")
+    description = first.partition(": ``")[0].replace("`", "").rstrip(".")  # words; the formula stays in the code
     inner = getattr(strategy, "inner", None)
-    description = (inspect.getdoc(type(strategy)) or type(strategy).__name__).splitlines()[0]
     if inner is not None:
-        description += f" Shuffles {type(inner).__name__}."
+        description += f" (of {type(inner).__name__})"
     return {
         "description": description,
         "signals": sorted(strategy.requires),

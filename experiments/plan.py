@@ -74,7 +74,6 @@ def read_sweep(config: DictConfig, arguments: Iterable[str]) -> Sweep:
             raise InputError(f"{key}: an ablation sweeps credit and seed only; run it once for each value of {key}")
         elif key.split(".")[0] not in ("ablate", "hydra") and key not in ("run.dir", "hydra/launcher", "hydra/sweeper"):
             shared.append(str(override.input_line))
-    check_value(config.ablate.baseline, str, "ablate.baseline")
     option = str(config.ablate.baseline)
     baseline = option if option in strategies else _label(option)
     if baseline not in strategies:

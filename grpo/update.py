@@ -105,6 +105,7 @@ def accumulate_gradients(
     micro_batch_rows: int,
     max_tokens: int,
     temperature: float,
+    step_rows: Tensor | None = None,
 ) -> dict[str, float]:
     """Add the gradient of the loss over ``rows`` to the parameters, in micro-batches; the split changes nothing.
 
@@ -113,6 +114,8 @@ def accumulate_gradients(
         rows: the rows of this optimiser step, whole groups.
         max_tokens: see :func:`apportion.grpo.loss.aggregation_weights`.
         temperature: of sampling.
+        step_rows: all rows of the optimiser step where other processes work off some of them: the loss is normalised
+            over these, so that the processes' gradients add up to that of one process. None: ``rows`` are all.
 
     Returns:
         Sums over the rows' tokens, and extremes, for :func:`update_metrics`; empty where no token is trained.
@@ -121,7 +124,10 @@ def accumulate_gradients(
         NonFinite: a token's loss is not finite.
     """
     mask = window.batch.completion_mask
-    weights = aggregation_weights(mask[rows], mode=loss_config.aggregation, max_tokens=max_tokens)
+    all_rows = rows if step_rows is None else step_rows
+    whole = torch.zeros(mask.shape)
+    whole[all_rows] = aggregation_weights(mask[all_rows], mode=loss_config.aggregation, max_tokens=max_tokens)
+    weights = whole[rows]
     live = live_rows(window.credit.advantages, window.batch.group_ids)[rows]
     lengths = torch.tensor([len(window.completion_ids[int(row)]) for row in rows])
     order = lengths.argsort(stable=True)  # rows of like length share a forward: less padding

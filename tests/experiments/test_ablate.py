@@ -310,7 +310,11 @@ REFUSED = {
     "the same seed twice": (["seed=1,1"], r"ablate\.seeds=\[1, 1\]: give .*different ones"),
     "no seeds": (["ablate.seeds=0"], r"ablate\.seeds=0: give a number of seeds"),
     "text for a seed": (["seed=a"], r"ablate\.seeds=\['a'\]: must be a list of which each is a whole number"),
-    "unknown budget": (["ablate.budget=time"], r"ablate\.budget=time: must be steps or tokens"),
+    "unknown budget": (["ablate.budget=time"], r"ablate\.budget='time': must be 'steps' or 'tokens'"),
+    "text for a switch": (["ablate.retry_failed=maybe"], r"ablate\.retry_failed='maybe': must be true or false"),
+    "text for the threshold": (["ablate.threshold=high"], r"ablate\.threshold='high': must be a number"),
+    "added key that nothing reads": (["+ablate.retry=true"], r"ablate\.retry: nothing reads this key; .*retry_failed"),
+    "no baseline": (["ablate.baseline=null"], r"ablate\.baseline=None: must be text"),
     "budget without an amount": (["ablate.budget=tokens"], r"ablate\.budget=tokens: give run\.budget_tokens"),
     "amount without its budget": (["run.budget_tokens=9"], r"run\.budget_tokens=9: .*set ablate\.budget=tokens"),
     "unequal compute": (

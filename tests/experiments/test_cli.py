@@ -25,6 +25,11 @@ REFUSED = {
         ["credit=control"],
         r"credit=control: .*there are: control/",
     ),
+    "null for an option": (
+        ["verifier@verifiers.format=null"],
+        r"verifier@verifiers\.format=null: give the name of one of its options, or ~verifier@verifiers\.format to go",
+    ),
+    "number for an option": (["credit=3"], r"credit=3: give the name of one of its options"),
     "unknown preset": (["task=chain/midd"], r"task=chain/midd: .*did you mean task=chain/mid\?"),
     "misspelt key": (["credit.epss=1"], r"credit\.epss: no such key; did you mean credit\.eps\?"),
     "unknown key": (["foo=1"], r"foo: no such key; there are: .*credit, .*run, "),
@@ -139,6 +144,16 @@ def test_a_tiny_policy_refuses_words_and_names_one_that_reads_them(apportion, tm
     outcome = apportion("train", "task=jsonl", "task.path=p.jsonl", "policy=tiny")
     assert (outcome.status, len(outcome.err)) == (2, 1)
     assert re.search(r"policy=tiny knows only the symbols.*policy=smollm2", outcome.err[0])
+
+
+def test_a_warning_of_the_task_is_seen(apportion, tiny, tmp_path, caplog):
+    rows = [{"prompt": f"{a}+{b}=?", "answer": a + b} for a in range(5) for b in range(5)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "h.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
+    small = [override for override in tiny if not override.startswith(("task.", "warm_start."))]
+    files = ["task=jsonl", "task.path=p.jsonl", "task.held_out_path=h.jsonl", "policy=tiny"]
+    assert apportion("train", *files, *small, "run.steps=0").status == 0
+    assert caplog.messages == ["3 rows are not trained on: their prompts are evaluation problems"]
 
 
 def test_a_warm_start_needs_demonstrations(apportion, tmp_path):
@@ -269,7 +284,7 @@ def test_a_users_verifiers_and_strategy_are_used(apportion, tmp_path, tiny):
     assert {row[f"verifier/errors_{name}"] for name in ("fives", "short", "shorter")} == {0}
     assert row["credit/abs_mean"] == 0
     about = json.loads((tmp_path / "mine" / "run.json").read_text())
-    assert (about["strategy"], about["description"], about["signals"]) == ("Mine", "Half of nothing.", ["score:short"])
+    assert (about["strategy"], about["description"], about["signals"]) == ("Mine", "Half of nothing", ["score:short"])
 
 
 def test_a_file_of_ones_own_hides_no_library(apportion, tmp_path, tiny):

@@ -24,6 +24,7 @@ FILES = sorted(path for path in CONF.rglob("*.yaml") if path.relative_to(CONF).p
 # Groups whose options are one object each and need no other key.
 GROUPS = ("loss", "optim", "rollout", "verifier", "warm_start", "task/chain")
 OBJECTS = [path for path in FILES if path.relative_to(CONF).parent.as_posix() in GROUPS]
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 COMMAND = re.compile(r"^# (apportion (?:train|ablate) .*?)(?: {2,}.*)?$", re.MULTILINE)
 
 
@@ -34,6 +35,10 @@ def name(path):
 def composed(command, *overrides):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(command, list(overrides), return_hydra_config=command == "ablate")
+
+
+def without_hydra(config):
+    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
 
 
 def header(path):
@@ -96,16 +101,15 @@ def test_what_needs_more_than_its_options_names_real_ones(overrides, key):
 
 
 @pytest.mark.parametrize("command", ["train", "ablate"])
-@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_for_every_command(experiment, command):
-    config = composed(command, f"experiment={experiment}")
-    build_parts(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+    build_parts(without_hydra(composed(command, f"experiment={experiment}")))
 
 
-def test_the_defaults_fit_together():
-    for command in ("train", "ablate"):
-        config = composed(command)
-        build_parts(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+@pytest.mark.parametrize("shared", [[], *([f"experiment={name}"] for name in EXPERIMENTS)], ids=str)
+def test_every_strategy_of_an_ablation_fits_its_experiment(shared):
+    for overrides in read_sweep(composed("ablate", *shared), []).strategies.values():
+        build_parts(without_hydra(composed("ablate", *shared, *overrides)))
 
 
 def test_the_default_ablation_is_the_seven_strategies_over_five_seeds():

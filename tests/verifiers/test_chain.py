@@ -282,11 +282,11 @@ def test_a_long_text_is_judged_in_linear_time(piece):
     seconds = []
     for size in (4_000, 40_000):
         text = (piece * size)[:size]
-        began = time.perf_counter()
+        began = time.process_time()
         for name in VERIFIERS:
             ask(name, text)
-        seconds.append(time.perf_counter() - began)
-    assert seconds[1] < max(40 * seconds[0], 1.0)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 30 * seconds[0] + 1.0
 
 
 def test_the_pairing_is_the_cheapest_and_the_earliest():
