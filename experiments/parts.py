@@ -82,6 +82,7 @@ def build_parts(config: DictConfig) -> Parts:
     from ..grpo.evidence import Evidence
     from ..grpo.signals import check_signals
     from ..grpo.trainer import TrainerConfig
+    from ..grpo.update import check_minibatches
 
     scorers = {
         str(name): build(node, f"scorers.{name}") for name, node in (config.scorers or {}).items() if node is not None
@@ -91,6 +92,7 @@ def build_parts(config: DictConfig) -> Parts:
 
     check_options(TrainerConfig, options, "run")
     run = TrainerConfig(seed=config.seed, **options)
+    check_minibatches(optim, rollout)
     requires = evidence.needed(strategy.requires)
     check_signals(
         strategy,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..credit import Credit, CreditBatch, Rollout
-from ..credit.ops import group_mean, group_normalize, group_std
+from ..credit.ops import dead_group_share, group_mean, group_normalize, group_std
 from .loss import kl_estimate
 
 __all__ = ["credit_metrics", "drop_missing", "length_metrics", "reward_metrics", "rollout_metrics", "truth_name"]
@@ -82,7 +82,9 @@ def reward_metrics(
         well_formed = _values([_score(rollout, format) for rollout in rollouts])
         metrics["format/pass_rate"] = _mean((well_formed[~well_formed.isnan()] >= 0.5).double())
     for name in dict.fromkeys(name for rollout in rollouts for name in rollout.verdicts):
-        metrics[f"verifier/{name}"] = _mean(_values([_score(rollout, name) for rollout in rollouts]))
+        scores = _values([_score(rollout, name) for rollout in rollouts])
+        metrics[f"verifier/{name}"] = _mean(scores)
+        metrics[f"verifier/{name}_dead_groups"] = dead_group_share(scores, batch.group_ids)
     return drop_missing(metrics)
 
 

@@ -34,7 +34,7 @@ from .seeds import named_seed
 from .signals import check_signals
 from .state import RunState
 from .task import Problem, Task
-from .update import Diverged, OptimConfig, build_optimizer, merge_sums, update_metrics
+from .update import Diverged, OptimConfig, build_optimizer, check_minibatches, merge_sums, update_metrics
 from .window import Window
 
 __all__ = ["Logger", "Trainer", "TrainerConfig"]
@@ -86,11 +86,7 @@ class Trainer:
             further=self.evidence.available(self.requires, rollout),
             requires=self.requires,
         )
-        if optim.minibatches > rollout.prompts_per_step:
-            raise InputError(
-                f"optim.minibatches={optim.minibatches}: whole groups stay together, so at most "
-                f"rollout.prompts_per_step={rollout.prompts_per_step}"
-            )
+        check_minibatches(optim, rollout)
         self.policy, self.task, self.verifiers, self.reward_weights = policy, task, verifiers, dict(reward_weights)
         self.strategy, self.rollout, self.loss, self.optim, self.config = strategy, rollout, loss, optim, config
         self.folder, self.retention_verifier = folder, retention_verifier

@@ -13,6 +13,7 @@ from ..verifiers import InputError
 from .forward import score_completions
 from .loss import LOG_RATIO_LIMIT, LossConfig, TokenLoss, aggregation_weights, live_rows, token_loss
 from .policy import Policy
+from .sampling import RolloutConfig
 from .window import Window
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OptimConfig",
     "accumulate_gradients",
     "build_optimizer",
+    "check_minibatches",
     "merge_sums",
     "optimizer_step",
     "update_metrics",
@@ -80,6 +82,15 @@ class OptimConfig:
     @property
     def steps_per_window(self) -> int:
         return self.epochs * self.minibatches
+
+
+def check_minibatches(optim: OptimConfig, rollout: RolloutConfig) -> None:
+    """Refuse more optimiser steps in a pass than there are groups."""
+    if optim.minibatches > rollout.prompts_per_step:
+        raise InputError(
+            f"optim.minibatches={optim.minibatches}: whole groups stay together, so at most "
+            f"rollout.prompts_per_step={rollout.prompts_per_step}"
+        )
 
 
 def build_optimizer(policy: Policy, config: OptimConfig, total_steps: int) -> tuple[Any, Any]:

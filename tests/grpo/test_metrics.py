@@ -58,6 +58,8 @@ def test_rewards_and_dead_groups(rollouts: list[Rollout]) -> None:
             "reward/dead_groups_right": 1 / 3,
             "reward/dead_groups_wrong": 1 / 3,
             "reward/effective_samples": 2.0,
+            "verifier/answer_dead_groups": 0.0,
+            "verifier/format_dead_groups": 3 / 4,  # 1 and 1; a single judged answer twice
             "task/success": 3 / 6,
             "format/pass_rate": 5 / 6,
             "verifier/answer": 2.9 / 6,
@@ -167,3 +169,13 @@ def test_what_is_written_is_json(rollouts: list[Rollout]) -> None:
     metrics = drop_missing({"a": torch.tensor(0.5).item(), "b": math.nan, "c": math.inf, "d": True})
     assert metrics == {"a": 0.5, "d": 1.0}
     assert type(metrics["d"]) is float
+
+
+def test_scores_that_cancel_in_the_reward_are_seen_verifier_by_verifier(rollout_of: Make) -> None:
+    rows = [(-3.0, 2.0), (2.0, -3.0), (0.0, -1.0), (-1.0, 0.0)]
+    rollouts = [
+        rollout_of([4], group=0, verdicts={"answer": Verdict(a), "style": Verdict(b)}, reward=a + b) for a, b in rows
+    ]
+    metrics = reward_metrics(rollouts, collate(rollouts), success="answer", format=None)
+    assert metrics["reward/dead_groups"] == 1.0
+    assert metrics["verifier/answer_dead_groups"] == metrics["verifier/style_dead_groups"] == 0.0
