@@ -45,9 +45,9 @@ class CreditStrategy(Protocol):
     def __call__(self, batch: CreditBatch) -> Credit: ...
 
 
-def missing_signals(strategy: CreditStrategy, available: Iterable[str]) -> list[str]:
-    """Signals that ``strategy`` needs and the run does not have, sorted."""
-    return sorted(strategy.requires - set(available))
+def missing_signals(strategy: CreditStrategy, available: Iterable[str], also: Iterable[str] = ()) -> list[str]:
+    """Signals that ``strategy`` needs, or that are needed ``also``, and that the run does not have, sorted."""
+    return sorted((strategy.requires | set(also)) - set(available))
 
 
 def check_choice(key: str, value: object, choices: Iterable[object]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..credit import CreditStrategy
+from ..credit.strategy import missing_signals
 from ..verifiers import InputError
 from ..verifiers.panel import gives_spans
 from .loss import LossConfig
@@ -37,7 +38,7 @@ def check_signals(
     format: str | None = None,
     loss: LossConfig | None = None,
     further: Iterable[str] = (),
-    requires: Iterable[str] | None = None,
+    requires: Iterable[str] = (),
 ) -> None:
     """Refuse a strategy, reward or reported rate whose verifier is missing or cannot give what is needed.
 
@@ -47,7 +48,7 @@ def check_signals(
         reward_weights: by verifier.
         success, format: verifiers whose pass rates are reported, or None.
         further: signals that providers give, see :mod:`apportion.grpo.evidence`.
-        requires: the strategy's signals with those of the providers behind them; None: the strategy's alone.
+        requires: signals that are needed besides the strategy's own: those of the providers behind it.
         loss: options of the objective; a KL that is to be part of the reward needs a strategy that reads the reward.
 
     Raises:
@@ -62,8 +63,7 @@ def check_signals(
             raise InputError(f"{key}={wanted}: no such verifier (there are: {have})")
     available = available_signals(verifiers, reward_weights) | set(further)
     available |= {"logprobs"} if strategy.phase == "update" else set()
-    needed = strategy.requires if requires is None else frozenset(requires)
-    for signal in sorted(needed - available):
+    for signal in missing_signals(strategy, available, requires):
         kind, _, name = signal.partition(":")
         if kind == "spans" and name in verifiers:
             raise InputError(
@@ -80,7 +80,7 @@ def check_signals(
             raise InputError("credit needs a reward, and reward is empty; give a weight, for example +reward.answer=1")
         raise InputError(f"credit needs the signal {signal!r}, which this run does not have")
     kl_in_reward = loss is not None and loss.kl_coef > 0 and loss.kl_in == "reward"
-    if kl_in_reward and any(signal.startswith("prefix_values") for signal in needed):
+    if kl_in_reward and any(signal.startswith("prefix_values") for signal in strategy.requires):
         raise InputError("loss.kl_in=reward: the values of prefixes do not contain the KL; use loss.kl_in=loss")
     if kl_in_reward and "reward" not in strategy.requires:
         raise InputError(
