@@ -77,7 +77,13 @@ class Verifier(Protocol):
     """A batch of samples in, as many verdicts out. A plain number stands for a verdict without spans, None abstains.
 
     Callables of TRL's shape, ``(prompts, completions, **columns) -> list[float | None]``, work unchanged
-    (see :mod:`apportion.verifiers.panel`).
+    (see :mod:`apportion.verifiers.panel`). A verifier may further have
+
+    - ``spans = False``, where it never locates its verdicts,
+    - ``background = True``, where it waits on processes or the network: it is asked about finished answers while others
+      are still being generated, from several threads,
+    - ``prepare()``, called once before anything costs time: it loads what is slow to load, and raises an InputError
+      where the verifier cannot work.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[Reply]: ...

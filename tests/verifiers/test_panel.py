@@ -1,5 +1,9 @@
+import asyncio
 import functools
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 
@@ -14,6 +18,11 @@ SAMPLES = [Sample("p0", "one"), Sample("p1", "two\nlines"), Sample("p2", "")]
 
 def scores(result, name):
     return [row[name].score for row in result.verdicts]
+
+
+def in_thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def ask(reply, samples=SAMPLES):
@@ -73,7 +82,7 @@ def test_a_reply_that_is_no_list_is_never_spread_over_the_batch(reply):
     assert "v" in result.first_error["v"]
 
 
-@pytest.mark.parametrize("length", [0, 2, 4, 1000])
+@pytest.mark.parametrize("length", [0, 1, 2, 4, 1000])
 def test_a_reply_of_the_wrong_length_is_never_a_reward(length):
     assert scores(ask([1.0] * length), "v") == [None] * 3
 
@@ -90,13 +99,18 @@ def test_a_bad_sample_does_not_cost_the_others():
     def raises(samples):
         return [1.0 / len(sample.completion) for sample in samples]
 
+    result = judge({"v": raises}, SAMPLES)
+    assert (scores(result, "v"), result.errors) == ([1 / 3, 1 / 9, None], {"v": 1})
+
+
+def test_a_wrong_length_costs_the_batch_for_no_verdict_has_a_sample():
     def drops(samples):
         return [1.0 for sample in samples if sample.completion]
 
-    for verifier, kept in ((raises, [1 / 3, 1 / 9, None]), (drops, [1.0, 1.0, None])):
+    for verifier, words in ((drops, "returned 2 verdicts for 3 samples"), (lambda _: [1.0], "returned 1 verdicts")):
         result = judge({"v": verifier}, SAMPLES)
-        assert scores(result, "v") == kept
-        assert result.errors == {"v": 1}
+        assert (scores(result, "v"), result.errors) == ([None] * 3, {"v": 3})
+        assert words in result.first_error["v"]
 
 
 def test_a_fault_of_the_batch_that_no_sample_shares_is_shown_but_costs_nothing():
@@ -163,6 +177,16 @@ def test_a_verifier_cannot_end_the_run_but_its_user_can():
     assert judge({"v": leave}, SAMPLES).errors == {"v": 3}
     with pytest.raises(KeyboardInterrupt):
         judge({"v": interrupted}, SAMPLES)
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, type("PanicException", (BaseException,), {})])
+def test_no_kind_of_exception_leaves_the_panel(kind):
+    def failing(samples):
+        raise kind("gone")
+
+    result = judge({"v": failing}, SAMPLES, timeout_s=5)
+    assert (scores(result, "v"), result.errors) == ([None] * 3, {"v": 3})
+    assert f"{kind.__name__}: gone" in result.first_error["v"]
 
 
 def test_spans_lie_inside_the_completion():
@@ -286,3 +310,72 @@ def test_a_weight_must_name_a_verifier_and_be_a_number():
     for weight in (math.nan, math.inf, "1"):
         with pytest.raises(InputError, match=r"^reward\.spelling: "):
             weighted_reward({"spelling": Verdict(1.0)}, {"spelling": weight})
+
+
+def test_an_exception_among_the_replies_is_the_fault_of_its_sample_alone():
+    calls = []
+
+    def verifier(samples):
+        calls.append(len(samples))
+        return [1.0, ConnectionError("server gone"), 0.0]
+
+    result = judge({"v": verifier}, SAMPLES)
+    assert (calls, scores(result, "v"), result.errors) == ([3], [1.0, None, 0.0], {"v": 1})
+    assert result.first_error["v"] == "verifier 'v': ConnectionError: server gone (completion 'two\\nlines')"
+
+
+@pytest.mark.parametrize("run", [lambda call: call(), in_thread], ids=["main thread", "other thread"])
+def test_a_hanging_sample_costs_the_others_nothing(run):
+    over = threading.Event()
+
+    def hangs_on_two(samples):
+        if any("two" in sample.completion for sample in samples):
+            over.wait(60)
+        return [1.0] * len(samples)
+
+    result = run(lambda: judge({"v": hangs_on_two}, SAMPLES, timeout_s=0.1))
+    over.set()
+    assert (scores(result, "v"), result.errors) == ([1.0, None, 1.0], {"v": 1})
+    assert "TimeoutError: gave no answer in 0.1 s" in result.first_error["v"]
+
+
+def test_the_time_limit_holds_while_a_reply_is_read():
+    class Slow:
+        def __float__(self):
+            threading.Event().wait(60)
+            return 1.0
+
+    def spans():
+        threading.Event().wait(60)
+        yield Span(0, 1)
+
+    def verifier(samples):
+        replies = {"one": Slow(), "two\nlines": Verdict(1.0, spans()), "": 1.0}
+        return [replies[sample.completion] for sample in samples]
+
+    result = judge({"v": verifier}, SAMPLES[::-1], timeout_s=0.1)
+    assert (scores(result, "v"), result.errors) == ([1.0, None, None], {"v": 2})
+
+
+def test_after_two_hanging_samples_the_rest_is_not_asked():
+    asked = []
+
+    def verifier(samples):
+        asked.append(len(samples))
+        time.sleep(60)
+
+    result = judge({"v": verifier, "w": lambda s: [1.0] * len(s)}, [Sample("", "x")] * 5, timeout_s=0.05)
+    assert (asked, result.errors) == ([5, 1, 1], {"v": 5, "w": 0})
+    assert scores(result, "w") == [1.0] * 5
+
+
+def test_an_async_verifier_works_where_an_event_loop_runs_already():
+    async def verifier(samples):
+        await asyncio.sleep(0)
+        return [0.5] * len(samples)
+
+    async def notebook_cell():
+        return judge({"v": verifier}, SAMPLES)
+
+    result = asyncio.run(notebook_cell())
+    assert (scores(result, "v"), result.errors) == ([0.5] * 3, {"v": 0})

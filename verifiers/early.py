@@ -1,0 +1,84 @@
+"""Judge finished completions while others are still being generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from .panel import Panel, PanelResult
+from .verdict import Sample, Verdict
+
+__all__ = ["EarlyJudging"]
+
+
+class EarlyJudging:
+    """Asks those verifiers early that wait on processes or the network; the others are asked at the end.
+
+    A verifier says so by a class attribute ``background = True``. One that computes in Python would only take the
+    interpreter from the sampler, and may need the main thread.
+
+    Args:
+        panel: to be asked about every sample once.
+
+    >>> with EarlyJudging(Panel({"short": lambda samples: [len(s.completion) < 3 for s in samples]}, {})) as judging:
+    ...     judging.submit([1], [Sample("q", "a")])
+    ...     judging.finish([Sample("q", "abc"), Sample("q", "a")]).verdicts
+    [{'short': Verdict(score=0.0, spans=())}, {'short': Verdict(score=1.0, spans=())}]
+    """
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._early = {n: v for n, v in panel.verifiers.items() if getattr(v, "background", False) is True}
+        self._pool = ThreadPoolExecutor(max(len(self._early), 1), thread_name_prefix="verify")
+        self._asked: list[tuple[list[int], dict[str, Future[PanelResult]]]] = []
+
+    def __enter__(self) -> EarlyJudging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any verifier gains by it."""
+        return bool(self._early)
+
+    def submit(self, rows: Sequence[int], samples: Sequence[Sample]) -> None:
+        """Hand over samples that are complete.
+
+        Args:
+            rows: their places among all samples; each place at most once.
+            samples: as many.
+        """
+        if self._early and rows:
+            self._asked.append((list(rows), {name: self._ask(name, samples) for name in self._early}))
+
+    def finish(self, samples: Sequence[Sample]) -> PanelResult:
+        """What all verifiers say of all samples, those handed over before included."""
+        handed_over = {row for rows, _ in self._asked for row in rows}
+        rest = [row for row in range(len(samples)) if row not in handed_over]
+        self.submit(rest, [samples[row] for row in rest])
+        others = {n: v for n, v in self._panel.verifiers.items() if n not in self._early}
+        told = Panel(others, {}, self._panel.timeout_s).judge(samples)
+        verdicts: list[dict[str, Verdict]] = [{} for _ in samples]
+        faulted: dict[str, list[int]] = {}
+        first_error: dict[str, str] = {}
+        for name in self._panel.verifiers:
+            if name in others:
+                parts = [(list(range(len(samples))), told)]
+            else:
+                parts = [(rows, futures[name].result()) for rows, futures in self._asked]
+            faulted[name] = sorted(rows[place] for rows, part in parts for place in part.faulted[name])
+            for rows, part in parts:
+                for row, said in zip(rows, part.verdicts):
+                    verdicts[row][name] = said[name]
+            note = next((part.first_error[name] for _, part in parts if name in part.first_error), None)
+            if note is not None:
+                first_error[name] = note
+        return PanelResult(verdicts, faulted, first_error)
+
+    def _ask(self, name: str, samples: Sequence[Sample]) -> Future[PanelResult]:
+        return self._pool.submit(Panel({name: self._early[name]}, {}, self._panel.timeout_s).judge, list(samples))
