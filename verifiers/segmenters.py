@@ -42,16 +42,18 @@ class Lines:
 
     Args:
         lone_cr: a ``\\r`` without ``\\n`` ends a line too.
+        ignore: lines that are no steps, such as ``<think>``; blanks around them do not count.
 
     >>> Lines()("a = 2\\n\\nb = 3\\r\\n")
     [(0, 5), (7, 12)]
     """
 
     lone_cr: bool = False
+    ignore: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> list[tuple[int, int]]:
         ends = (match.start() for match in re.finditer(r"[\r\n]" if self.lone_cr else r"\n", text))
-        return _between(text, ends)
+        return [(start, stop) for start, stop in _between(text, ends) if text[start:stop] not in self.ignore]
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,18 @@ class BlankLines:
     A code fence that is never closed runs to the end of the text (a truncated answer); an unclosed formula protects
     nothing.
 
+    Args:
+        ignore: paragraphs that are no steps; blanks around them do not count.
+
     >>> BlankLines()("A.\\n\\n```\\na\\n\\nb\\n```\\n\\nB.")
     [(0, 2), (4, 16), (18, 20)]
     """
 
+    ignore: tuple[str, ...] = ()
+
     def __call__(self, text: str) -> list[tuple[int, int]]:
         edges = _outside(_protected(text), (start for start, stop in _lines(text) if text[start:stop].strip() == ""))
-        return _between(text, edges)
+        return [(start, stop) for start, stop in _between(text, edges) if text[start:stop] not in self.ignore]
 
 
 @dataclass(frozen=True)

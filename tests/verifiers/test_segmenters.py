@@ -234,3 +234,15 @@ def test_long_hostile_texts_are_tiled(unit):
     for segmenter in SEGMENTERS:
         tiles = tile(text, segmenter(text))
         assert (tiles[0][0], tiles[-1][1]) == (0, len(text))
+
+
+def test_paragraphs_that_are_no_steps_are_left_out():
+    text = "Solution\n\nFirst.\n\n Solution \n\nSecond."
+    steps = BlankLines(ignore=("Solution",))(text)
+    assert [text[start:stop] for start, stop in steps] == ["First.", "Second."]
+
+
+def test_lines_that_are_no_steps_are_left_out():
+    text = "<think>\n1 + 1 = 2\n  </think> \n<answer>2</answer>"
+    steps = Lines(ignore=("<think>", "</think>"))(text)
+    assert [text[start:stop] for start, stop in steps] == ["1 + 1 = 2", "<answer>2</answer>"]
