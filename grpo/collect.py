@@ -6,13 +6,14 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..credit import Rollout
 from ..credit.align import decode_text, token_offsets
 from ..credit.batch import TreeIndex
+from ..prm.encoding import tokenizer_fingerprint
 from ..verifiers import InputError, Sample, Verdict
-from ..verifiers.panel import PanelResult, judge, weighted_reward
+from ..verifiers.early import EarlyJudging
+from ..verifiers.panel import Panel, PanelResult
 from .policy import Policy
 from .sampling import Generation, RolloutConfig, sample_groups
 from .seeds import named_seed
@@ -30,7 +31,7 @@ class Collected:
         problems: N problems.
         rollouts: N * G rollouts, those of one problem together.
         panel: what the verifiers said, with their errors.
-        seconds_sample, seconds_verify: wall time.
+        seconds_sample, seconds_verify: wall time; what was verified while others were sampled is in the former.
         num_tokens: generated; those of a shared segment count once.
         tree: which segments the rollouts share, where they were sampled as trees.
     """
@@ -47,8 +48,7 @@ class Collected:
 def collect(
     policy: Policy,
     problems: Sequence[Problem],
-    verifiers: Mapping[str, Callable[..., Any]],
-    reward_weights: Mapping[str, float],
+    panel: Panel,
     config: RolloutConfig,
     *,
     seed: int,
@@ -61,22 +61,33 @@ def collect(
     twice in a batch, its second group counts on, so that the two groups differ.
 
     Args:
-        reward_weights: by verifier.
+        panel: judges them; what waits outside Python is judged while others are still being sampled.
         seed, step: name the random streams.
         should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
     """
     began = time.perf_counter()
     prompts = encode_prompts(policy, problems, config.max_new_tokens)
-    generations, rows, tree, tokens = _sampled(policy, problems, prompts, config, seed, step, should_stop)
-    sampled = time.perf_counter()
-    texts = [decode_text(policy.tokenizer, generation.ids) for generation in generations]
-    samples = [as_sample(problems[group], text, gen) for group, text, gen in zip(rows, texts, generations)]
-    panel = judge(verifiers, samples)
+
+    def sample_of(group: int, generation: Generation) -> Sample:
+        return as_sample(policy, problems[group], prompts[group], generation)
+
+    with EarlyJudging(panel) as judging:
+
+        def finished(done: Mapping[int, Generation]) -> None:
+            samples = [sample_of(row // config.group_size, generation) for row, generation in done.items()]
+            judging.submit(list(done), samples)
+
+        generations, rows, tree, tokens = _sampled(
+            policy, problems, prompts, config, seed, step, should_stop, finished if judging.wanted else None
+        )
+        sampled = time.perf_counter()
+        samples = [sample_of(group, generation) for group, generation in zip(rows, generations)]
+        result = judging.finish(samples)
     rollouts = [
-        _rollout(policy, prompts[group], group, generation, text, verdicts, reward_weights)
-        for group, generation, text, verdicts in zip(rows, generations, texts, panel.verdicts)
+        _rollout(group, generation, sample, verdicts, panel)
+        for group, generation, sample, verdicts in zip(rows, generations, samples, result.verdicts)
     ]
-    return Collected(problems, rollouts, panel, sampled - began, time.perf_counter() - sampled, tokens, tree)
+    return Collected(problems, rollouts, result, sampled - began, time.perf_counter() - sampled, tokens, tree)
 
 
 def _sampled(
@@ -87,6 +98,7 @@ def _sampled(
     seed: int,
     step: int,
     should_stop: Callable[[], bool] | None,
+    on_finished: Callable[[Mapping[int, Generation]], None] | None,
 ) -> tuple[list[Generation], list[int], TreeIndex | None, int]:
     """Completions, the index of each one's problem, what they share if sampled as trees, and the tokens generated."""
     counters = {problem.id: itertools.count() for problem in problems}
@@ -112,6 +124,7 @@ def _sampled(
         top_p=config.top_p,
         compact_below=config.compact_below,
         should_stop=should_stop,
+        on_finished=on_finished,
     )
     rows = [row // config.group_size for row in range(len(generations))]
     return generations, rows, None, sum(len(generation.ids) for generation in generations)
@@ -145,8 +158,7 @@ def complete(
             temperature=0,
             should_stop=should_stop,
         )
-    texts = [decode_text(policy.tokenizer, generation.ids) for generation in generations]
-    return [as_sample(problem, text, gen) for problem, text, gen in zip(problems, texts, generations)]
+    return [as_sample(policy, *made) for made in zip(problems, prompts, generations)]
 
 
 def check_panel(panel: PanelResult, max_error_share: float) -> None:
@@ -174,29 +186,43 @@ def encode_prompts(policy: Policy, problems: Sequence[Problem], max_new_tokens: 
     return prompts
 
 
-def as_sample(problem: Problem, text: str, generation: Generation) -> Sample:
-    """A completion as verifiers see it."""
-    facts = {"num_tokens": len(generation.ids), "truncated": generation.truncated}
+def as_sample(policy: Policy, problem: Problem, prompt_ids: Sequence[int], generation: Generation) -> Sample:
+    """A completion as verifiers see it, with the ids for those that read tokens, and what the policy did not write."""
+    text = decode_text(policy.tokenizer, generation.ids)
+    offsets = token_offsets(policy.tokenizer, generation.ids, text)
+    facts = {
+        "num_tokens": len(generation.ids),
+        "truncated": generation.truncated,
+        "prompt_ids": tuple(prompt_ids),
+        "completion_ids": tuple(generation.ids),
+        "offsets": offsets,
+        "tokenizer": tokenizer_fingerprint(policy.tokenizer),
+        "tool_spans": _put_in(generation, offsets),
+    }
     return Sample(problem.prompt, text, problem.reference, {**problem.metadata, **facts})
 
 
+def _put_in(generation: Generation, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Character ranges of the runs of ids that the policy did not write."""
+    if generation.model_mask is None:
+        return []
+    tokens = zip(generation.model_mask, offsets)
+    runs = (list(run) for written, run in itertools.groupby(tokens, key=lambda token: token[0]) if not written)
+    return [(run[0][1][0], run[-1][1][1]) for run in runs]
+
+
 def _rollout(
-    policy: Policy,
-    prompt: list[int],
-    group: int,
-    generation: Generation,
-    text: str,
-    verdicts: Mapping[str, Verdict],
-    reward_weights: Mapping[str, float],
+    group: int, generation: Generation, sample: Sample, verdicts: Mapping[str, Verdict], panel: Panel
 ) -> Rollout:
     return Rollout(
-        prompt_ids=prompt,
+        prompt_ids=list(sample.metadata["prompt_ids"]),
         completion_ids=generation.ids,
         logprobs=generation.logprobs,
-        offsets=token_offsets(policy.tokenizer, generation.ids, text),
-        text=text,
+        offsets=sample.metadata["offsets"],
+        text=sample.completion,
         group_id=group,
         truncated=generation.truncated,
+        model_mask=generation.model_mask,
         verdicts=verdicts,
-        reward=weighted_reward(verdicts, reward_weights),
+        reward=panel.reward(verdicts),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..verifiers import InputError
+from .alarms import AlarmConfig, alarm_config
 
 __all__ = ["TrainerConfig"]
 
@@ -23,6 +24,8 @@ class TrainerConfig:
         success, format: verifiers whose pass rate is reported; ``format`` may be None.
         reference_kl: measure the KL to the starting weights at each evaluation although it is not in the objective.
         max_error_share: stop once a verifier failed on more than this share of a batch.
+        verifier_timeout_s: longest one call of a verifier may take, in seconds; None waits for ever.
+        alarms: what is watched of a run that trusts a learned reward model; or its keys, as a mapping.
     """
 
     seed: int = 0
@@ -36,8 +39,12 @@ class TrainerConfig:
     format: str | None = None
     reference_kl: bool = True
     max_error_share: float = 0.5
+    verifier_timeout_s: float | None = 300.0
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.alarms, AlarmConfig):
+            object.__setattr__(self, "alarms", alarm_config(self.alarms))
         lowest = {"steps": 0, "eval_every": 0, "save_every": 0, "rollouts_every": 0, "keep_checkpoints": 1}
         if self.budget_tokens is not None:
             lowest["budget_tokens"] = 1
@@ -48,6 +55,9 @@ class TrainerConfig:
         share = self.max_error_share
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise InputError(f"run.max_error_share={share!r}: is a share, so between 0 and 1")
+        limit = self.verifier_timeout_s
+        if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
+            raise InputError(f"run.verifier_timeout_s={limit!r}: must be a number of seconds over 0, or null")
 
     def is_last(self, step: int, tokens: int) -> bool:
         """Whether the run is over once ``step`` rollout batches, of ``tokens`` tokens, are done."""

@@ -55,6 +55,7 @@ def pass_rates(
     max_new_tokens: int,
     batch: int,
     max_error_share: float = 1.0,
+    timeout_s: float | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Share of the likeliest completions that each verifier scores at least 0.5, and how often it failed.
@@ -63,12 +64,13 @@ def pass_rates(
         problems: one completion is taken of each.
         max_new_tokens, batch, should_stop: see :func:`apportion.grpo.collect.complete`.
         max_error_share: see :func:`apportion.grpo.collect.check_panel`.
+        timeout_s: see :func:`apportion.verifiers.panel.judge`.
 
     Returns:
         Rates by verifier, NaN where it always abstains; and counts by ``verifier/errors_NAME``, where not zero.
     """
     samples = complete(policy, problems, max_new_tokens=max_new_tokens, batch=batch, should_stop=should_stop)
-    panel = judge(verifiers, samples)
+    panel = judge(verifiers, samples, timeout_s=timeout_s)
     check_panel(panel, max_error_share)
     rates = {}
     for name in verifiers:

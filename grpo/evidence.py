@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from ..credit import CreditBatch, Rollout
 from ..verifiers import InputError
-from ..verifiers.panel import PanelResult
+from ..verifiers.panel import Panel, PanelResult
 from .forward import score_in_parts
-from .policy import Policy
+from .policy import ForwardCounter, Policy
 from .prefix_values import PrefixValuer
 from .sampling import RolloutConfig
-from .scorers import TokenScorer
+from .scorers import LearningScorer, TokenScorer
 from .task import Problem
 from .tree_sampling import TreeRolloutConfig
+from .update import OptimConfig
 
 __all__ = ["Evidence", "Gathered"]
 
@@ -77,8 +77,7 @@ class Evidence:
         problems: Sequence[Problem],
         rollouts: Sequence[Rollout],
         batch: CreditBatch,
-        verifiers: Mapping[str, Callable[..., Any]],
-        reward_weights: Mapping[str, float],
+        panel: Panel,
         config: RolloutConfig,
         *,
         rows: int,
@@ -86,19 +85,18 @@ class Evidence:
         step: int,
         should_stop: Callable[[], bool] | None = None,
     ) -> Gathered:
-        """The batch with all that ``requires`` names and that it does not have yet.
+        """The batch with what ``requires`` names and that it does not have yet, scores of tokens aside.
 
         Args:
             requires: signals of the strategy.
             policy: that sampled the rollouts.
+            panel: that judged them.
             rows: rows in one forward.
             seed, step: name the random streams.
         """
         wanted = self.needed(requires)
         if wanted & SAMPLING:
             batch = _with_distribution(policy, rollouts, batch, config.temperature, rows)
-        scores = {name: s for name, s in self.scorers.items() if f"token_scores:{name}" in wanted}
-        batch = replace(batch, token_scores={name: scorer(policy, rollouts, batch) for name, scorer in scores.items()})
         states = sorted(signal.partition(":")[2] for signal in wanted if signal.startswith("prefix_values:"))
         if not states:
             return Gathered(batch)
@@ -110,14 +108,64 @@ class Evidence:
             problems,
             rollouts,
             batch,
-            verifiers,
-            reward_weights,
+            panel,
             config,
             seed=seed,
             step=step,
             should_stop=should_stop,
         )
         return Gathered(replace(batch, prefix_values=valued.values), valued.tokens, valued.metrics, valued.panel)
+
+    def begin(
+        self,
+        requires: Iterable[str],
+        policy: Policy,
+        rollout: RolloutConfig,
+        optim: OptimConfig,
+        forwards: ForwardCounter,
+    ) -> dict[str, LearningScorer]:
+        """Have the scorers that ``requires`` names and that learn start anew; they, by name."""
+        learners = {name: one for name, one in self._wanted(requires).items() if isinstance(one, LearningScorer)}
+        for scorer in learners.values():
+            scorer.begin(policy, rollout=rollout, optim=optim, forwards=forwards)
+        return learners
+
+    def score(
+        self, requires: Iterable[str], policy: Policy, rollouts: Sequence[Rollout], batch: CreditBatch
+    ) -> tuple[CreditBatch, dict[str, float]]:
+        """The batch with the token scores that ``requires`` names, and what was logged on the way.
+
+        A scorer that learns from a batch before it scores it does so here; the others in :meth:`observe`.
+        """
+        scorers = self._wanted(requires)
+        metrics = self._observed("before", scorers, policy, rollouts, batch)
+        scores = {name: scorer(policy, rollouts, batch) for name, scorer in scorers.items()}
+        return replace(batch, token_scores=scores), metrics
+
+    def observe(
+        self, requires: Iterable[str], policy: Policy, rollouts: Sequence[Rollout], batch: CreditBatch
+    ) -> dict[str, float]:
+        """Tell the scorers that learn from a batch once they have scored it; what they log."""
+        return self._observed("after", self._wanted(requires), policy, rollouts, batch)
+
+    def _wanted(self, requires: Iterable[str]) -> dict[str, TokenScorer]:
+        wanted = set(requires)
+        return {name: one for name, one in self.scorers.items() if f"token_scores:{name}" in wanted}
+
+    def _observed(
+        self,
+        when: str,
+        scorers: Mapping[str, TokenScorer],
+        policy: Policy,
+        rollouts: Sequence[Rollout],
+        batch: CreditBatch,
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name, scorer in scorers.items():
+            if isinstance(scorer, LearningScorer) and scorer.learns == when:
+                seen = scorer.observe(policy, rollouts, batch)
+                metrics |= {f"{name}/{key}": value for key, value in seen.items()}
+        return metrics
 
 
 @torch.no_grad()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..credit import CreditBatch, Rollout
-from ..credit.align import decode_text
 from ..credit.batch import PrefixValues
 from ..credit.states import prefix_lengths, segment_ids
 from ..verifiers import InputError, Sample
-from ..verifiers.panel import PanelResult, judge, weighted_reward
+from ..verifiers.panel import Panel, PanelResult
 from .collect import as_sample
 from .policy import ForwardCounter, Policy
 from .sampling import Generation, RolloutConfig, sample_groups
@@ -83,8 +81,7 @@ class PrefixValuer:
         problems: Sequence[Problem],
         rollouts: Sequence[Rollout],
         batch: CreditBatch,
-        verifiers: Mapping[str, Callable[..., Any]],
-        reward_weights: Mapping[str, float],
+        panel: Panel,
         config: RolloutConfig,
         *,
         seed: int,
@@ -96,7 +93,7 @@ class PrefixValuer:
         Args:
             problems: ``rollouts[i].group_id`` is the index of its problem.
             batch: of these rollouts.
-            verifiers: those with a reward weight judge the continuations.
+            panel: its verifiers with a reward weight judge the continuations.
             config: how the rollouts were sampled.
             seed, step: name the random streams.
             should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
@@ -116,8 +113,8 @@ class PrefixValuer:
         samples = [
             _whole(policy, by_id[state.problem], state, ids, cut) for state, rows in endings for ids, cut in rows
         ]
-        panel = judge({name: v for name, v in verifiers.items() if name in reward_weights}, samples)
-        rewards = iter(weighted_reward(verdicts, reward_weights) for verdicts in panel.verdicts)
+        told = panel.rewarding().judge(samples)
+        rewards = iter(panel.reward(verdicts) for verdicts in told.verdicts)
         judged = {state: [next(rewards) for _ in rows] for state, rows in endings}
         values = {name: _table(lengths[name], problems, rollouts, judged) for name in lengths}
         asked = sum(int((value.count > 0).sum()) for value in values.values())
@@ -127,7 +124,7 @@ class PrefixValuer:
             "cost/value_states": float(len(states)),
             "cost/value_states_shared": 1 - len(states) / asked if asked else 0.0,
         }
-        return Valued(values, panel, tokens, metrics)
+        return Valued(values, told, tokens, metrics)
 
     def _choose(self, lengths: Tensor) -> Tensor:
         """(B, S + 1) bool: the states to sample."""
@@ -206,7 +203,7 @@ def _row_seeds(state: _State, count: int, seed: int, step: int) -> list[int]:
 def _whole(policy: Policy, problem: Problem, state: _State, ending: list[int], cut: bool) -> Sample:
     """The whole answer as the verifiers would see it, had the policy written it in one go."""
     ids = [*state.prefix, *ending]
-    return as_sample(problem, decode_text(policy.tokenizer, ids), Generation(ids, [], cut))
+    return as_sample(policy, problem, policy.encode(problem.prompt), Generation(ids, [], cut))
 
 
 def _table(

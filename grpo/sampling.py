@@ -7,7 +7,7 @@ the row's own stream, so a row's text depends on no neighbour, and two strategie
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,11 +68,15 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """One completion: its ids with the end token, their log-probabilities, and whether the limit cut it."""
+    """One completion: its ids with the end token, their log-probabilities, and whether the limit cut it.
+
+    ``model_mask`` is False for ids that an engine put in, such as tool output; None means that the policy wrote all.
+    """
 
     ids: list[int]
     logprobs: list[float]
     truncated: bool
+    model_mask: list[bool] | None = None
 
 
 @torch.no_grad()
@@ -88,6 +92,7 @@ def sample_groups(
     top_p: float = 1.0,
     compact_below: float = 0.75,
     should_stop: Callable[[], bool] | None = None,
+    on_finished: Callable[[Mapping[int, Generation]], None] | None = None,
 ) -> list[Generation]:
     """``group_size`` completions of every prompt, in order: all of the first prompt, then of the second, ...
 
@@ -99,6 +104,8 @@ def sample_groups(
         temperature: 0 takes the likeliest token.
         top_k, top_p, compact_below: see :class:`RolloutConfig`.
         should_stop: asked before each token; True raises :class:`Interrupted`.
+        on_finished: gets the completions that leave the batch, by row, while the others go on; those of the last
+            rows are only in what is returned.
     """
     if len(row_seeds) != len(prompts) * group_size:
         raise ValueError(f"{len(row_seeds)} row_seeds for {len(prompts)} prompts x {group_size}")
@@ -126,14 +133,22 @@ def sample_groups(
                 break
             if left <= compact_below * len(rows):
                 keep = running.nonzero()[:, 0]
+                if on_finished is not None:
+                    done = rows[~running]
+                    on_finished(dict(zip(done.tolist(), _generations(ids[done], logprobs[done], ends))))
                 state.keep(keep)
                 rows, token, running = rows[keep], token[keep], running[keep]
             logits = state.advance(policy, token)
     finally:
         policy.model.train(was_training)
+    return _generations(ids, logprobs, ends)
+
+
+def _generations(ids: Tensor, logprobs: Tensor, ends: Tensor) -> list[Generation]:
+    """Rows (B, T) cut behind their first end token."""
     ended = torch.isin(ids, ends)
     complete = ended.any(dim=1)
-    lengths = torch.where(complete, ended.int().argmax(dim=1) + 1, max_new_tokens)  # up to the first end token
+    lengths = torch.where(complete, ended.int().argmax(dim=1) + 1, ids.shape[1])
     rows_of = zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), complete.tolist())
     return [Generation(row[:length], kept[:length], truncated=not whole) for row, kept, length, whole in rows_of]
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..credit import CreditBatch, Rollout
 from ..verifiers import InputError
-from .policy import Policy
+from .policy import ForwardCounter, Policy
 
-__all__ = ["LastTokenAttention", "LogRatio", "TokenScorer", "evaluating", "scored_rows", "trained_rows"]
+if TYPE_CHECKING:  # both only name a type here
+    from .sampling import RolloutConfig
+    from .update import OptimConfig
+
+__all__ = [
+    "LastTokenAttention",
+    "LearningScorer",
+    "LogRatio",
+    "TokenScorer",
+    "evaluating",
+    "scored_rows",
+    "trained_rows",
+]
 
 
 class TokenScorer(Protocol):
@@ -28,6 +40,37 @@ class TokenScorer(Protocol):
     @property
     def requires(self) -> frozenset[str]: ...
     def __call__(self, policy: Policy, rollouts: Sequence[Rollout], batch: CreditBatch) -> Tensor: ...
+
+
+@runtime_checkable
+class LearningScorer(TokenScorer, Protocol):
+    """A scorer that learns in the course of a run. Its state changes by ``begin``, ``observe`` and ``load_state_dict``
+    alone, and belongs to the checkpoint.
+    """
+
+    @property
+    def learns(self) -> Literal["before", "after"]:
+        """Whether it is told of a batch before it scores it, or afterwards."""
+
+    def begin(self, policy: Policy, *, rollout: RolloutConfig, optim: OptimConfig, forwards: ForwardCounter) -> None:
+        """Start anew beside a policy that has the weights that the run starts from, which are those of the reference.
+
+        Called before the first batch and before any state is loaded.
+
+        Args:
+            policy: copied, never kept: its weights will change.
+            rollout, optim: how the policy samples and learns.
+            forwards: counts the run's forwards; the scorer has it count those of its own models.
+        """
+
+    def observe(self, policy: Policy, rollouts: Sequence[Rollout], batch: CreditBatch) -> Mapping[str, float]:
+        """Learn from one rollout batch; gives numbers to log, without the scorer's name before them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain numbers, texts and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a state that ``state_dict`` gave; ValueError where it is of another scorer."""
 
 
 @dataclass(frozen=True)

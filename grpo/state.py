@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..credit.adaptive import load_state, state_of
 from ..verifiers import InputError
 from .checkpoint import global_rng_state, load_checkpoint, restore_global_rng, save_checkpoint
 from .files import one_line
+from .scorers import LearningScorer
 from .window import Window
 
 __all__ = ["RunState"]
@@ -29,6 +31,9 @@ class RunState:
         seconds: of wall time so far.
         skipped: updates left out because a number was not finite.
         window: the rollout batch in progress.
+        scorers: those that learn, by name.
+        torn: scorers may have learned from a rollout batch that is no window yet; not a moment to be saved.
+        alarms: what the latest rollout batches gave, see :mod:`apportion.grpo.alarms`.
     """
 
     model: Any
@@ -40,11 +45,19 @@ class RunState:
     seconds: float = 0.0
     skipped: int = 0
     window: Window | None = None
+    scorers: Mapping[str, LearningScorer] = field(default_factory=dict)
+    torn: bool = False
+    alarms: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def has_begun(self) -> bool:
         """Something is there to go on from: at least a sampled rollout batch."""
         return self.step > 0 or self.window is not None
+
+    @property
+    def is_sound(self) -> bool:
+        """A moment to go on from."""
+        return self.has_begun and not self.torn
 
     def save(self, folder: Path, *, keep: int) -> Path:
         """A checkpoint of this moment in ``folder``, the window in progress and every global generator included."""
@@ -57,6 +70,8 @@ class RunState:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "strategy": state_of(self.strategy),
+            "scorers": {name: scorer.state_dict() for name, scorer in self.scorers.items()},
+            "alarms": [list(entry) for entry in self.alarms],
             "rng": global_rng_state(),
             "window": None if window is None else window.state(),
         }
@@ -73,6 +88,11 @@ class RunState:
             self.schedule.load_state_dict(state["schedule"])
             self.window = None if state["window"] is None else Window.from_state(state["window"])
             load_state(self.strategy, state["strategy"])
+            self.alarms = [(prm, reference) for prm, reference in state["alarms"]]
+            if state["scorers"].keys() != self.scorers.keys():
+                raise ValueError(f"scorers that learn: it has {sorted(state['scorers'])}, not {sorted(self.scorers)}")
+            for name, scorer in self.scorers.items():
+                scorer.load_state_dict(state["scorers"][name])
             restore_global_rng(state["rng"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

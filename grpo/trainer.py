@@ -15,6 +15,8 @@ from typing import Any
 from ..credit import CreditStrategy, Rollout, collate
 from ..credit.adaptive import observe
 from ..verifiers import InputError
+from ..verifiers.panel import Panel
+from .alarms import alarm_metrics, check_alarms
 from .checkpoint import latest_checkpoint
 from .collect import check_panel, collect
 from .config import TrainerConfig
@@ -87,7 +89,9 @@ class Trainer:
             requires=self.requires,
         )
         check_minibatches(optim, rollout)
-        self.policy, self.task, self.verifiers, self.reward_weights = policy, task, verifiers, dict(reward_weights)
+        check_alarms(config.alarms, verifiers)
+        self.policy, self.task = policy, task
+        self.panel = Panel(verifiers, dict(reward_weights), config.verifier_timeout_s)
         self.strategy, self.rollout, self.loss, self.optim, self.config = strategy, rollout, loss, optim, config
         self.folder, self.retention_verifier = folder, retention_verifier
         self.stop = StopRequest()
@@ -100,7 +104,8 @@ class Trainer:
             else None
         )
         optimizer, schedule = build_optimizer(policy, optim, max(config.steps * optim.steps_per_window, 1))
-        self.state = RunState(policy.model, optimizer, schedule, strategy)
+        learners = self.evidence.begin(self.requires, policy, rollout, optim, self._forwards)
+        self.state = RunState(policy.model, optimizer, schedule, strategy, scorers=learners)
         self.learner = Learner(
             policy,
             strategy,
@@ -144,8 +149,10 @@ class Trainer:
             if state.step == 0 and state.window is None and self.journal.is_empty:
                 self._log(0, self._evaluate())
             while not self.config.is_last(state.step, state.tokens):
+                self.config.alarms.heed(state.step, state.alarms)
                 if state.window is None:
                     state.window = self._open_window(state.step + 1)
+                    state.torn = False
                 self.learner.work_off(state.window)
                 self._close_window(state.window)
         except Interrupted:
@@ -155,7 +162,7 @@ class Trainer:
 
     def _leave(self, error: BaseException) -> None:
         """Save what can be saved, and say what went wrong; a second fault on the way must not hide the first."""
-        if self.state.has_begun and isinstance(error, Exception) and not isinstance(error, Diverged):
+        if self.state.is_sound and isinstance(error, Exception) and not isinstance(error, Diverged):
             with contextlib.suppress(Exception):
                 self.save()
         state = "failed" if isinstance(error, Exception) else "interrupted"
@@ -170,20 +177,13 @@ class Trainer:
         if not problems:
             raise InputError(f"task: it gave no problem to train on at step {step}")
         collected = collect(
-            self.policy,
-            problems,
-            self.verifiers,
-            self.reward_weights,
-            self.rollout,
-            seed=config.seed,
-            step=step,
-            should_stop=self.stop,
+            self.policy, problems, self.panel, self.rollout, seed=config.seed, step=step, should_stop=self.stop
         )
         check_panel(collected.panel, config.max_error_share)
         if step == 1 and "reward" in self.strategy.requires and all(r.reward is None for r in collected.rollouts):
+            names = ", ".join(self.panel.reward_weights)
             raise InputError(
-                f"reward: {', '.join(self.reward_weights)} judged no completion of the first batch; do the problems "
-                "have reference answers?"
+                f"reward: {names} judged no completion of the first batch; do the problems have reference answers?"
             )
         rollouts, tokens = collected.rollouts, self.state.tokens + collected.num_tokens
         batch = collate(
@@ -198,25 +198,30 @@ class Trainer:
             window.batch = replace(batch, ref_logprobs=window.ref_logprobs)
         scored = time.perf_counter()
         gathered = self._gather(window, problems, rollouts)
-        window.batch = batch = gathered.batch
         tokens += gathered.tokens
+        self.state.torn = bool(self.state.scorers)
+        batch, learned = self.evidence.score(self.requires, self.policy, rollouts, gathered.batch)
+        window.batch = batch
         evident = time.perf_counter()
         window.credit = self.learner.assign_credit(window)
         credited = time.perf_counter()
+        measured = rollout_metrics(
+            rollouts, batch, window.credit, window.ref_logprobs, success=config.success, format=config.format
+        )
+        measured |= alarm_metrics(rollouts, batch, config.alarms)
+        if config.keeps_rollouts(step):
+            write_rollouts(rollouts_path(self.folder, step), step, problems, rollouts, batch, window.credit)
+        written = time.perf_counter()
+        # Last of all, so that nothing can go wrong between what scorers learn and the window.
+        learned |= self.evidence.observe(self.requires, self.policy, rollouts, batch)
         window.metrics = {
-            **rollout_metrics(
-                rollouts,
-                batch,
-                window.credit,
-                window.ref_logprobs,
-                success=config.success,
-                format=config.format,
-            ),
+            **learned,
+            **measured,
             **{f"verifier/errors_{name}": float(count) for name, count in collected.panel.errors.items()},
             "cost/seconds_sample": collected.seconds_sample,
             "cost/seconds_verify": collected.seconds_verify,
             "cost/seconds_reference": scored - began,
-            "cost/seconds_evidence": evident - scored,
+            "cost/seconds_evidence": evident - scored + time.perf_counter() - written,
             "cost/seconds_credit": credited - evident,
             "cost/seconds_update": 0.0,
             "cost/tokens": float(collected.num_tokens + gathered.tokens),
@@ -224,8 +229,6 @@ class Trainer:
             "cost/forwards": self._forwards.take(),
             "optim/skipped_updates": 0.0,
         }
-        if config.keeps_rollouts(step):
-            write_rollouts(rollouts_path(self.folder, step), step, problems, rollouts, batch, window.credit)
         self.state.tokens = tokens
         return window
 
@@ -241,8 +244,7 @@ class Trainer:
             problems,
             rollouts,
             window.batch,
-            self.verifiers,
-            self.reward_weights,
+            self.panel,
             self.rollout,
             rows=self.optim.micro_batch_rows,
             seed=self.config.seed,
@@ -258,7 +260,9 @@ class Trainer:
         metrics = window.metrics | update_metrics(window.sums)
         if self.config.evaluates(window.step, self.state.tokens):
             merge_sums(metrics, self._evaluate())
-        self._log(window.step, metrics)
+        history = self.config.alarms.remember(self.state.alarms, metrics)
+        self._log(window.step, metrics | self.config.alarms.moves(history))
+        self.state.alarms = history
         observe(self.strategy, window.batch)
         self.state.step, self.state.window = window.step, None
         if self.config.saves(window.step) and not self.config.is_last(window.step, self.state.tokens):
@@ -271,13 +275,14 @@ class Trainer:
         metrics = evaluate(
             self.policy,
             self.task,
-            self.verifiers,
+            self.panel.verifiers,
             self.retention_verifier,
             success=self.config.success,
             format=self.config.format,
             max_new_tokens=self.rollout.max_new_tokens,
             batch=max(self.rollout.prompts_per_step * self.rollout.group_size, 64),
             max_error_share=self.config.max_error_share,
+            timeout_s=self.config.verifier_timeout_s,
             should_stop=self.stop,
         )
         return metrics | {"cost/seconds_eval": time.perf_counter() - began, "cost/forwards": self._forwards.take()}

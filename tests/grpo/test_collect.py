@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from apportion.credit import collate
 from apportion.credit.align import decode_text
-from apportion.grpo.collect import check_panel, collect, complete, encode_prompts
+from apportion.grpo.collect import as_sample, check_panel, collect, complete, encode_prompts
 from apportion.grpo.evaluate import evaluate, pass_rates
 from apportion.grpo.policy import Policy
-from apportion.grpo.sampling import Interrupted, RolloutConfig
+from apportion.grpo.sampling import Generation, Interrupted, RolloutConfig
 from apportion.grpo.task import Problem
+from apportion.prm.encoding import tokenizer_fingerprint
 from apportion.verifiers import InputError, Sample, Verdict
-from apportion.verifiers.panel import judge
+from apportion.verifiers.panel import Panel, judge
 
 PROBLEMS = [Problem("a", "1+2=?", "3", {"level": 1}), Problem("b", "7+9-a*1=?", "6", {"level": 2})]
 CONFIG = RolloutConfig(prompts_per_step=2, group_size=3, max_new_tokens=10)
@@ -26,7 +29,8 @@ def digits(samples: list[Sample]) -> list[float]:
 
 def gather(policy: Policy, problems: list[Problem], verifiers: Any = None, **options: Any) -> Any:
     options = {"seed": 0, "step": 1, **options}
-    return collect(policy, problems, verifiers or {"digits": digits}, {"digits": 0.5}, CONFIG, **options)
+    panel = Panel(verifiers or {"digits": digits}, {"digits": 0.5})
+    return collect(policy, problems, panel, CONFIG, **options)
 
 
 def test_rollouts_hold_what_was_sampled_and_said(policy: Policy) -> None:
@@ -49,9 +53,47 @@ def test_rollouts_hold_what_was_sampled_and_said(policy: Policy) -> None:
             **problem.metadata,
             "num_tokens": len(rollout.completion_ids),
             "truncated": rollout.truncated,
+            "prompt_ids": tuple(rollout.prompt_ids),
+            "completion_ids": tuple(rollout.completion_ids),
+            "offsets": rollout.offsets,
+            "tokenizer": tokenizer_fingerprint(policy.tokenizer),
+            "tool_spans": [],
         }
         spelled = "".join(rollout.text[start:stop] for start, stop in rollout.offsets)
         assert spelled == rollout.text
+
+
+def test_a_verifier_that_waits_outside_python_is_asked_while_others_are_sampled(policy: Policy) -> None:
+    class Waits:
+        background = True
+
+        def __init__(self) -> None:
+            self.calls: list[list[str]] = []
+
+        def __call__(self, samples: list[Sample]) -> list[float]:
+            self.calls.append([sample.completion for sample in samples])
+            return digits(samples)
+
+    waits = Waits()
+    config = replace(CONFIG, group_size=16, compact_below=1.0)
+    early = collect(policy, PROBLEMS, Panel({"x": digits, "w": waits}, {"w": 1.0}), config, seed=0, step=1)
+    late = collect(policy, PROBLEMS, Panel({"x": digits, "w": digits}, {"w": 1.0}), config, seed=0, step=1)
+    assert len(waits.calls) > 1, "nothing was handed over early"
+    assert sorted(text for call in waits.calls for text in call) == sorted(texts(early))
+    assert early.panel == late.panel
+    assert [rollout.reward for rollout in early.rollouts] == [rollout.reward for rollout in late.rollouts]
+
+
+def test_what_the_policy_did_not_write_is_told_and_not_trained(policy: Policy) -> None:
+    rollout = gather(policy, PROBLEMS).rollouts[0]
+    count = len(rollout.completion_ids)
+    assert count > 5
+    mask = [place not in (1, 2, 4) for place in range(count)]
+    generation = Generation([*rollout.completion_ids], [0.0] * count, False, mask)
+    sample = as_sample(policy, PROBLEMS[0], rollout.prompt_ids, generation)
+    offsets = rollout.offsets
+    assert sample.metadata["tool_spans"] == [(offsets[1][0], offsets[2][1]), offsets[4]]
+    assert collate([replace(rollout, model_mask=mask)]).completion_mask.tolist() == [mask]
 
 
 def texts(collected: Any) -> list[str]:

@@ -20,6 +20,7 @@ from apportion.grpo.prefix_values import PrefixValuer, Valued
 from apportion.grpo.sampling import RolloutConfig, sample_groups
 from apportion.grpo.task import Problem
 from apportion.verifiers import InputError, Sample, Span, Verdict
+from apportion.verifiers.panel import Panel
 
 CONFIG = RolloutConfig(prompts_per_step=2, group_size=3, max_new_tokens=8)
 PROBLEMS = [Problem("a", "7+9-a*1=?"), Problem("b", "1+2=?")]
@@ -46,7 +47,7 @@ WEIGHTS = {"answer": 1.0}
 
 
 def rolled(policy: Policy, problems: Sequence[Problem] = PROBLEMS, config: RolloutConfig = CONFIG) -> Collected:
-    return collect(policy, problems, PANEL, WEIGHTS, config, seed=3, step=1)
+    return collect(policy, problems, Panel(PANEL, WEIGHTS), config, seed=3, step=1)
 
 
 def valued(policy: Policy, collected: Collected, valuer: PrefixValuer, names: Sequence[str] = ("steps",)) -> Valued:
@@ -64,7 +65,7 @@ def ask(
 ) -> Valued:
     panel = {"answer": digits, "steps": never}
     options = {"seed": 3, "step": 1, **options}
-    return valuer(names, policy, problems, rollouts, batch, panel, WEIGHTS, CONFIG, **options)
+    return valuer(names, policy, problems, rollouts, batch, Panel(panel, WEIGHTS), CONFIG, **options)
 
 
 def test_a_value_is_the_mean_of_its_continuations_rewards(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +207,7 @@ def test_a_continuation_on_which_all_abstain_is_no_sample(policy: Policy) -> Non
         PROBLEMS,
         collected.rollouts,
         collate(collected.rollouts),
-        {"answer": shy},
-        WEIGHTS,
+        Panel({"answer": shy}, WEIGHTS),
         CONFIG,
         seed=3,
         step=1,
@@ -231,8 +231,7 @@ def test_faults_of_verifiers_are_handed_on(policy: Policy) -> None:
         PROBLEMS,
         collected.rollouts,
         collate(collected.rollouts),
-        {"answer": broken},
-        WEIGHTS,
+        Panel({"answer": broken}, WEIGHTS),
         CONFIG,
         seed=3,
         step=1,
