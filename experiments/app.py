@@ -19,7 +19,7 @@ from ..verifiers import InputError
 from .build import build
 from .explain import CONFIG_FOLDER, explain
 
-__all__ = ["CONFIG_FOLDER", "build", "hydra_command", "quoted_override", "task_overrides"]
+__all__ = ["CONFIG_FOLDER", "build", "file_override", "hydra_command", "quoted_override", "task_overrides"]
 
 
 def _run_name() -> str:
@@ -31,10 +31,10 @@ OmegaConf.register_new_resolver("run_name", _run_name, use_cache=True, replace=T
 
 
 def hydra_command(name: str, function: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
-    """Compose ``conf/<name>.yaml`` with the arguments and call ``function``; bad input ends in one line, status 2.
+    """Compose a command's configuration with its arguments and call ``function``; bad input ends in one line, status 2.
 
     Args:
-        name: of the command and of its root configuration.
+        name: of the command; its root configuration is ``conf/<name>.yaml``, with ``_`` for ``-``.
         function: gets the configuration.
         arguments: of the command line. ``--traceback`` shows where an error came from.
     """
@@ -69,6 +69,12 @@ def quoted_override(key: str, value: str) -> str:
     return f"{key}='{escaped}'"
 
 
+def file_override(argument: str) -> str:
+    """``file=...`` of a bare first argument; elsewhere a bare one could be the value of a flag."""
+    bare = not argument.startswith(("-", "~", "+")) and "=" not in argument
+    return quoted_override("file", argument) if bare else argument
+
+
 def task_overrides() -> list[str]:
     """What the user changed in this run, as it was written."""
     from hydra.core.hydra_config import HydraConfig
@@ -93,7 +99,7 @@ def _run_hydra(name: str, function: Callable[[DictConfig], Any], arguments: list
         except Exception as error:  # past Hydra, which would add lines of its own
             failures.append(error)
 
-    run = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=name)(guarded)
+    run = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=name.replace("-", "_"))(guarded)
     with _hydra_reads([f"apportion {name}", *arguments]):
         run()
     for error in failures:

@@ -10,6 +10,10 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "ablate": "compare credit strategies over seeds on one task, with a report",
     "train": "one GRPO run",
+    "label-steps": "label the steps of solutions, to train a reward model on",
+    "train-prm": "train a process reward model and measure it beside its baselines",
+    "eval-prm": "measure trained process reward models on labelled solutions",
+    "verify": "run verifiers over completions in a file: apportion verify FILE.jsonl verifier=...",
     "report": "rebuild the report of a finished or running ablation: apportion report DIR",
 }
 
@@ -31,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run ``apportion COMMAND ...``; exit status 2 for bad input, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(HELP.format(commands="\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())))
+        sys.stdout.write(HELP.format(commands="\n".join(f"  {name:11} {text}" for name, text in COMMANDS.items())))
         return
     if arguments[0] in ("--version", "-V"):
         from apportion import __version__
@@ -50,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.append(str(Path.cwd()))
     import importlib
 
-    importlib.import_module(f"apportion.experiments.{command}").main(rest)
+    importlib.import_module(f"apportion.experiments.{command.replace('-', '_')}").main(rest)
 
 
 if __name__ == "__main__":

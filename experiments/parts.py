@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they load torch, which a refused command need not wait for
     from ..grpo.trainer import TrainerConfig
     from ..grpo.update import OptimConfig
 
-__all__ = ["Parts", "build_parts", "check_line_breaks"]
+__all__ = ["Parts", "build_parts", "check_line_breaks", "prepare"]
 
 KEYS = {
     *(
@@ -37,9 +37,11 @@ KEYS = {
         "loss",
         "optim",
         "logger",
+        "prm",
     ),
     *("seed", "device", "threads", "label", "reward", "run", "command", "ablate"),
 }
+OF_OTHER_COMMANDS = ("completions", "num_problems", "num_held_out")  # which an experiment may set
 WITH_LINE_BREAKS = ("template", "system", "separator")  # options whose text holds line breaks now and then
 NOT_THE_TRAINERS = ("dir", "save_model")  # keys of ``run`` that the commands read themselves
 
@@ -79,6 +81,7 @@ def build_parts(config: DictConfig) -> Parts:
     retention = None if retention is None else build(retention, "retention_verifier", function=True)
     strategy, rollout, loss, optim = (build(config.get(key), key) for key in ("credit", "rollout", "loss", "optim"))
 
+    from ..grpo.alarms import check_alarms
     from ..grpo.evidence import Evidence
     from ..grpo.signals import check_signals
     from ..grpo.trainer import TrainerConfig
@@ -92,6 +95,7 @@ def build_parts(config: DictConfig) -> Parts:
 
     check_options(TrainerConfig, options, "run")
     run = TrainerConfig(seed=config.seed, **options)
+    check_alarms(run.alarms, verifiers)
     check_minibatches(optim, rollout)
     requires = evidence.needed(strategy.requires)
     check_signals(
@@ -105,6 +109,22 @@ def build_parts(config: DictConfig) -> Parts:
         requires=requires,
     )
     return Parts(verifiers, retention, reward, strategy, evidence, rollout, loss, optim, run)
+
+
+def prepare(verifiers: Mapping[str, Any], key: str = "verifiers.") -> None:
+    """Have those verifiers make ready that can (see :class:`apportion.verifiers.Verifier`).
+
+    Args:
+        verifiers: by name.
+        key: what stands before the name, for messages.
+    """
+    for name, verifier in verifiers.items():
+        make_ready = getattr(verifier, "prepare", None)
+        if callable(make_ready):
+            try:
+                make_ready()
+            except InputError as error:
+                raise InputError(f"{key}{name}: {error}") from error
 
 
 def check_line_breaks(overrides: Iterable[str]) -> None:
@@ -131,9 +151,9 @@ def _check_keys(config: DictConfig) -> None:
     """Refuse what nothing reads, such as ``+rewards.answer=1``, and check the plain keys at the top."""
     text = OmegaConf.to_yaml(config)
     for key in map(str, config):
-        if key in KEYS or f"${{{key}" in text:  # what others refer to is read
+        if key in (*KEYS, *OF_OTHER_COMMANDS) or f"${{{key}" in text:  # what others refer to is read
             continue
-        if key in ("verifier", "experiment", "prm"):
+        if key in ("verifier", "experiment"):
             raise InputError(f"{key}: nothing reads this key; to add a verifier write +verifier@verifiers.NAME=...")
         raise InputError(f"{key}: nothing reads this key; {nearest(key, sorted(KEYS))}")
     check_value(config.seed, int, "seed")

@@ -62,16 +62,22 @@ class StepProgress:
         if self._bars is not None:
             self._bars.stop()
 
-    def section(self, name: str, total: int) -> Callable[[int, float], None] | None:
-        """A section that is told (steps done, loss); it shows from the first call on, and on a terminal only."""
+    def section(self, name: str, total: int) -> Callable[[int, float | None], None] | None:
+        """A section told (steps done, loss or None), shown from the first call on, and on a terminal only."""
         if self._bars is None:
             return None
         bar = self._bars.add_task(name, total=total, numbers="", visible=False)
 
-        def update(done: int, loss: float) -> None:
-            self._bars.update(bar, completed=done, numbers=f"loss {loss:.3f}", visible=True)
+        def update(done: int, loss: float | None) -> None:
+            numbers = "" if loss is None else f"loss {loss:.3f}"
+            self._bars.update(bar, completed=done, numbers=numbers, visible=True)
 
         return update
+
+    def counting(self, name: str, total: int) -> Callable[[int], None] | None:
+        """A section that is told the number of things done."""
+        section = self.section(name, total)
+        return None if section is None else lambda done: section(done, None)
 
     def training(self, total: int) -> Callable[[int, Mapping[str, float]], None] | None:
         """The main section: success (held-out and sampled), KL, length and gradient norm. A log gets evaluations."""

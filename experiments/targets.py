@@ -25,7 +25,7 @@ def locate(path: str, key: str) -> Any:
             not installed, what the module raised, or the names that the module does have.
     """
     parts = path.split(".")
-    if not all(part.isidentifier() for part in parts):
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise InputError(f"{key}={path}: not a dotted path such as my_file.MyClass")
     found: Any = _module(parts[0], key, path)
     for index, name in enumerate(parts[1:], start=1):

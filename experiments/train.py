@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from ..verifiers import InputError
 from .app import build, hydra_command, task_overrides
-from .parts import Parts, build_parts, check_line_breaks
+from .parts import Parts, build_parts, check_line_breaks, prepare
 from .progress import StepProgress, console
 from .rundir import plain_config, refuse_other_run, run_folder, run_path
 
@@ -61,6 +61,7 @@ def _run(config: DictConfig, parts: Parts, task: Any, folder: Path, overrides: l
     from .warmstart import warm_start
 
     set_threads(config)
+    prepare(parts.verifiers)
     source, start = build(config.get("policy"), "policy"), build(config.get("warm_start"), "warm_start")
     policy = source.build(device(config.device))
     check_prompts(policy, task, parts)

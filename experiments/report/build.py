@@ -19,7 +19,7 @@ from .load import Ablation, load_ablation
 from .rollouts import exhibit
 from .summary import COLUMNS, StrategySummary, Summary, summarise, summary_rows
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "page_environment", "write_whole"]
 
 PHASES = ("sample", "verify", "reference", "credit", "update", "eval")
 CREDIT_SHAPE = (
@@ -57,11 +57,11 @@ def build_report(folder: Path) -> Path:
     except OSError as problem:
         raise InputError(f"{folder}: cannot write the report there ({problem.strerror}); free the place") from problem
     for chart in (*curves, *versus, *panels):
-        _write(folder / "figures" / f"{chart.name}.svg", standalone(chart.svg, chart.heading))
-    _write(folder / "summary.csv", _csv(summary))
+        write_whole(folder / "figures" / f"{chart.name}.svg", standalone(chart.svg, chart.heading))
+    write_whole(folder / "summary.csv", _csv(summary))
     with _replacing(folder / "metrics.parquet") as path:
         _write_metrics(ablation, path)
-    page = _environment().get_template("template.html.j2").render(
+    page = page_environment().get_template("template.html.j2").render(
         summary=summary,
         ablation=ablation,
         curves=curves,
@@ -71,7 +71,7 @@ def build_report(folder: Path) -> Path:
         **_words(summary),
         **_tables(summary),
     )  # fmt: skip
-    _write(folder / "report.html", page)
+    write_whole(folder / "report.html", page)
     return folder / "report.html"
 
 
@@ -180,7 +180,8 @@ def _write_metrics(ablation: Ablation, path: Path) -> None:
     pq.write_table(pa.table(columns), path, compression="zstd")
 
 
-def _environment() -> Any:
+def page_environment() -> Any:
+    """Where templates become pages: text is escaped, what is missing is an error, numbers have their filters."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -237,6 +238,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """The file appears whole or not at all."""
     with _replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "replace"))  # JSON can hold halves of surrogate pairs

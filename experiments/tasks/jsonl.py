@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
 from ...grpo.seeds import named_generator, named_seed
 from ...grpo.task import Problem
 from ...verifiers import InputError
+from ..tables import Row, read_rows
 
 __all__ = ["JsonlTask"]
 
 log = logging.getLogger(__name__)
-
-Row = Mapping[str, Any]
 
 
 class JsonlTask:
@@ -133,7 +129,7 @@ class _Columns:
             return []
         items: list[_Item] = []
         ids: dict[str, int] = {}
-        for number, row in islice(_read(str(path), key), limit):
+        for number, row in islice(read_rows(str(path), key), limit):
             item = self._item(row, number, f"{path}, row {number}", prefix)
             if item.problem.id in ids:
                 raise InputError(
@@ -177,53 +173,6 @@ class _Columns:
         if isinstance(value, bool | list | dict):
             return json.dumps(value, ensure_ascii=False)
         return str(value)
-
-
-def _read(path: str, key: str) -> Iterator[tuple[int, Row]]:
-    """Rows with their numbers from 1 on; of a JSONL file the line numbers."""
-    if "://" not in path and not Path(path).is_file():
-        raise InputError(f"{key}={path}: no such file; paths are relative to {Path.cwd()}")
-    if "://" not in path and not Path(path).stat().st_size:
-        return
-    if path.endswith(".parquet"):
-        yield from enumerate(_load("parquet", path, key), start=1)
-        return
-    # Lines as they are: readers that guess column types turn the answer 12 into 12.0 and "2024-05-01" into a date.
-    for number, row in enumerate(_load("text", path, key, encoding="latin-1"), start=1):
-        try:
-            line = row["text"].encode("latin-1").decode("utf-8-sig" if number == 1 else "utf-8")
-            if line.strip():
-                yield number, _json_object(line)
-        except ValueError as error:
-            raise InputError(f"{path}, row {number}: {error}; give one JSON object a line, in UTF-8") from error
-
-
-def _json_object(line: str) -> Row:
-    value = json.loads(line)
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object but {type(value).__name__}")
-    return value
-
-
-def _load(kind: Literal["text", "parquet"], path: str, key: str, **options: Any) -> Any:
-    import datasets
-
-    # Not load_dataset: it reports to the hub even for local files, and waits seconds for an answer without network.
-    read = datasets.Dataset.from_text if kind == "text" else datasets.Dataset.from_parquet
-    bars, level = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)
-    try:
-        # A cache of its own: nothing stale, and nothing written outside the temporary folder.
-        with tempfile.TemporaryDirectory() as cache:
-            return read(path, keep_in_memory=True, cache_dir=cache, **options)
-    except Exception as error:
-        reason = str(error.__cause__ or error).split("\n")[0]
-        raise InputError(f"{key}={path}: cannot be read as {kind}: {reason}") from error
-    finally:
-        datasets.logging.set_verbosity(level)
-        if not bars:
-            datasets.enable_progress_bars()
 
 
 def _held_out_prompts(keys: set[str], share: float, seed: int) -> set[str]:

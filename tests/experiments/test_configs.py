@@ -15,9 +15,11 @@ from omegaconf import OmegaConf
 
 import apportion.conf
 from apportion.experiments.build import build, check_node
+from apportion.experiments.cli import COMMANDS
 from apportion.experiments.parts import build_parts
 from apportion.experiments.plan import read_sweep
 from apportion.experiments.rundir import plain_config
+from apportion.verifiers import InputError
 
 CONF = Path(apportion.conf.__file__).resolve().parent
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.relative_to(CONF).parts[0] not in ("credit", "hydra"))
@@ -25,7 +27,7 @@ FILES = sorted(path for path in CONF.rglob("*.yaml") if path.relative_to(CONF).p
 GROUPS = ("loss", "optim", "rollout", "verifier", "warm_start", "task/chain")
 OBJECTS = [path for path in FILES if path.relative_to(CONF).parent.as_posix() in GROUPS]
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-COMMAND = re.compile(r"^# (apportion (?:train|ablate) .*?)(?: {2,}.*)?$", re.MULTILINE)
+COMMAND = re.compile(rf"^# (apportion (?:{'|'.join(COMMANDS)}) .*?)(?: {{2,}}.*)?$", re.MULTILINE)
 
 
 def name(path):
@@ -34,7 +36,7 @@ def name(path):
 
 def composed(command, *overrides):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(command, list(overrides), return_hydra_config=command == "ablate")
+        return compose(command.replace("-", "_"), list(overrides), return_hydra_config=command == "ablate")
 
 
 def without_hydra(config):
@@ -56,6 +58,7 @@ def test_the_commands_of_a_file_compose_and_name_it(path):
     for line in COMMAND.findall(header(path)):
         command, *arguments = shlex.split(line)[1:]
         arguments = arguments[: arguments.index("--cfg")] if "--cfg" in arguments else arguments
+        arguments = [a for a in arguments if "=" in a or a.startswith(("~", "-"))]  # a bare one is a file
         overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
         fixed = [o.input_line for o in overrides if not o.is_sweep_override()]
         composed(command, *fixed)
@@ -80,7 +83,12 @@ def test_every_option_of_a_group_can_be_built(path):
     else:
         value = f"{inner}/{option}" if inner else option
         config, key = composed("train", f"{folder}={value}")[folder], folder
-    build(config, key)
+    missing = sorted(OmegaConf.missing_keys(config)) + ["verifiers.it"] * (option == "prm")  # its path may stand apart
+    if missing:  # the user must say; what then happens is tested beside the code
+        with pytest.raises(InputError, match=rf"^({'|'.join(map(re.escape, missing))}): .*needs (a value|the folder)"):
+            build(config, key)
+    else:
+        build(config, key)
 
 
 @pytest.mark.parametrize(

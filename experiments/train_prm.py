@@ -1,0 +1,138 @@
+"""Train a process reward model, and measure it beside the baselines on problems that it has not seen."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import DictConfig
+
+from ..grpo.files import write_text
+from ..verifiers import InputError
+from .app import build, hydra_command, task_overrides
+from .parts import check_line_breaks
+from .prm_recipes import Fitting
+from .progress import StepProgress, console
+from .rundir import difference, hold_folder, plain_config, run_path
+from .train import device, set_threads
+
+if TYPE_CHECKING:  # it loads torch
+    from ..grpo.policy import Policy
+
+__all__ = ["main", "train_prm"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """``apportion train-prm key=value ...``"""
+    hydra_command("train-prm", run_command, sys.argv[1:] if arguments is None else arguments)
+
+
+def run_command(config: DictConfig) -> None:
+    """The command around :func:`train_prm`."""
+    folder = run_path(config.run.dir).resolve()
+    overrides = task_overrides()
+    check_line_breaks(overrides)
+    finished = train_prm(config, folder, command=shlex.join(["apportion", "train-prm", *overrides]), progress=True)
+    if not finished:
+        console().print(f"stopped; the same command with run.dir={folder} goes on from here", markup=False)
+    sys.stdout.write(f"{folder}\n")
+    if not finished:
+        raise SystemExit(130)
+
+
+def train_prm(config: DictConfig, folder: Path, *, command: str, progress: bool = False) -> bool:
+    """Make or load the labels, train, measure, and leave ``model/`` and ``prm_report.html``.
+
+    Args:
+        config: composed from ``conf/train_prm.yaml``.
+        folder: of the run.
+        command: that did it, for the report.
+        progress: show it.
+
+    Returns:
+        False where it was stopped.
+    """
+    from ..grpo.interrupt import StopRequest
+    from .prm_table import draw_measures
+    from .step_sets import step_sets
+
+    plain = plain_config(config)
+    recipe = build(config.get("prm"), "prm")
+    set_threads(config)
+    with hold_folder(folder):
+        _refuse_other(folder, plain)
+        write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        with StepProgress(progress) as bar:
+            sets = step_sets(config, folder, bar)
+            stop = StopRequest()
+            told = _training_bar(bar)
+            segmenter = None if config.segmenter is None else build(config.segmenter, "segmenter", function=True)
+            with stop.listening():
+                fitting = Fitting(lambda: _policy(config, bar), segmenter, folder, device(config.device), told, stop)
+                scorer = recipe(sets.train, sets.held_out, fitting)
+        if scorer is None:
+            return False
+        evaluation = _measured(config, sets, {"PRM": scorer(sets.held_out)}, folder, command)
+        if progress:
+            draw_measures(evaluation)
+    return True
+
+
+def _measured(config: DictConfig, sets: Any, predictions: Mapping[str, Any], folder: Path, command: str) -> Any:
+    from .prm_report import build_prm_report, evaluate_steps
+
+    evaluation = evaluate_steps(
+        sets.held_out,
+        predictions,
+        train=None if sets.train is sets.held_out else sets.train,
+        threshold=config.run.threshold,
+        resamples=config.run.resamples,
+        seed=config.seed,
+        title="all problems, by folds" if sets.train is sets.held_out else "held-out problems",
+        command=command,
+    )
+    build_prm_report(evaluation, folder / "prm_report.html")
+    return evaluation
+
+
+def _training_bar(bar: StepProgress) -> Any:
+    """Progress of the training: updates, and the loss."""
+    sections: dict[int, Any] = {}
+
+    def told(done: int, updates: int, figures: Mapping[str, float]) -> None:
+        section = sections.setdefault(updates, bar.section("training", updates))
+        if section is not None and "train/loss" in figures:
+            section(done, figures["train/loss"])
+
+    return told
+
+
+def _policy(config: DictConfig, bar: StepProgress) -> Policy:
+    """The policy as it starts the training of GRPO."""
+    from .warmstart import warm_start
+
+    task = build(config.get("task"), "task")
+    source, start = build(config.get("policy"), "policy"), build(config.get("warm_start"), "warm_start")
+    policy: Policy = source.build(device(config.device))
+    warm_start(policy, source.key, task, start, progress=bar.section("warm start", start.steps))
+    return policy
+
+
+def _refuse_other(folder: Path, plain: dict[str, Any]) -> None:
+    """A finished run stays as it is, and only the same one goes on in a folder."""
+    if not (folder / "config.yaml").exists():
+        return
+    if (folder / "prm_report.html").exists():
+        raise InputError(f"run.dir={folder}: holds a finished run; choose another run.dir")
+    if (key := difference(folder, plain)) is not None:
+        raise InputError(f"run.dir={folder}: holds a run with other options ({key}); choose another run.dir")
+
+
+if __name__ == "__main__":
+    from .train_prm import main as _main  # so that the functions belong to the module, not to __main__
+
+    _main()
