@@ -13,6 +13,7 @@ COMMANDS = {
     "label-steps": "label the steps of solutions, to train a reward model on",
     "train-prm": "train a process reward model and measure it beside its baselines",
     "eval-prm": "measure trained process reward models on labelled solutions",
+    "train-rm": "train a reward model of whole answers on human preferences",
     "verify": "run verifiers over completions in a file: apportion verify FILE.jsonl verifier=...",
     "report": "rebuild the report of a finished or running ablation: apportion report DIR",
 }

@@ -25,7 +25,7 @@ from .tables import read_rows
 from .verdict_file import read_samples, read_verdicts, verdict_rows
 from .verdict_view import draw_faults, draw_table
 
-__all__ = ["main", "verify"]
+__all__ = ["main", "own_target", "verify"]
 
 KEYS = ("file", "completions", "prompt", "completion", "reference", "verifier", "verifiers")
 
@@ -33,10 +33,10 @@ KEYS = ("file", "completions", "prompt", "completion", "reference", "verifier", 
 def main(arguments: list[str] | None = None) -> None:
     """``apportion verify FILE.jsonl verifier=...``"""
     given = sys.argv[1:] if arguments is None else arguments
-    hydra_command("verify", run_command, _own_target([*map(file_override, given[:1]), *given[1:]]))
+    hydra_command("verify", run_command, own_target([*map(file_override, given[:1]), *given[1:]]))
 
 
-def _own_target(arguments: list[str]) -> list[str]:
+def own_target(arguments: list[str]) -> list[str]:
     """``+verifier._target_=...`` stands for a verifier of one's own, in place of the default one."""
     own = any(argument.startswith("+verifier._target_=") for argument in arguments)
     chosen = any(argument.startswith(("~verifier", "verifier=")) for argument in arguments)

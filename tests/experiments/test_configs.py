@@ -19,6 +19,7 @@ from apportion.experiments.cli import COMMANDS
 from apportion.experiments.parts import build_parts
 from apportion.experiments.plan import read_sweep
 from apportion.experiments.rundir import plain_config
+from apportion.experiments.verify import own_target
 from apportion.verifiers import InputError
 
 CONF = Path(apportion.conf.__file__).resolve().parent
@@ -59,6 +60,7 @@ def test_the_commands_of_a_file_compose_and_name_it(path):
         command, *arguments = shlex.split(line)[1:]
         arguments = arguments[: arguments.index("--cfg")] if "--cfg" in arguments else arguments
         arguments = [a for a in arguments if "=" in a or a.startswith(("~", "-"))]  # a bare one is a file
+        arguments = own_target(arguments) if command == "verify" else arguments
         overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
         fixed = [o.input_line for o in overrides if not o.is_sweep_override()]
         composed(command, *fixed)
