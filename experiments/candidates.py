@@ -15,17 +15,17 @@ from .build import build
 from .tables import read_rows
 from .verdict_file import read_samples
 
-__all__ = ["best_of_n"]
+__all__ = ["best_of_n", "read_candidates"]
 
 
-def best_of_n(config: DictConfig, model: Any) -> BestOfN:
+def best_of_n(config: DictConfig, samples: Sequence[Sample], model: Any) -> BestOfN:
     """Accuracy of picking among N answers by the model's step scores, beside majority vote and the oracle.
 
     Args:
-        config: of ``eval-prm``: ``candidates`` and its columns, and ``verifiers.answer``.
+        config: of ``eval-prm``: ``verifiers.answer``.
+        samples: the answers.
         model: a step model, whose own segmenter cuts the answers, or a verifier that judges steps.
     """
-    samples = _samples(config)
     answer = build(config.verifiers.answer, "verifiers.answer", function=True)
     told = judge({"answer": answer}, samples, timeout_s=config.run.verifier_timeout_s)
     groups: dict[str, list[Candidate]] = {}
@@ -55,7 +55,8 @@ def _step_scores(model: Any, samples: Sequence[Sample]) -> list[tuple[float, ...
     return step_probabilities(model, rows, calibrated=True)
 
 
-def _samples(config: DictConfig) -> list[Sample]:
+def read_candidates(config: DictConfig) -> list[Sample]:
+    """The answers of ``candidates``: the Parquet files of a folder, or a file."""
     given = str(config.candidates)
     path = Path(given).expanduser()
     files = sorted(str(file) for file in path.glob("*.parquet")) if path.is_dir() else [given]

@@ -18,14 +18,15 @@ from ..prm.steps import StepExample
 from ..verifiers import InputError, Sample
 from ..verifiers.panel import gives_spans, judge
 from .app import build, hydra_command, task_overrides
-from .candidates import best_of_n
+from .build import check_value
+from .candidates import best_of_n, read_candidates
 from .parts import prepare
 from .prm_table import draw_measures
 from .progress import console
 from .rundir import hold_folder, plain_config, run_path
 from .train import device, set_threads
 
-__all__ = ["eval_prm", "main", "verifier_predictions"]
+__all__ = ["check_measuring", "eval_prm", "main", "verifier_predictions"]
 
 KEYS = {
     *("prm_data", "models", "candidates", "completion", "prompt", "reference", "verifiers"),
@@ -58,6 +59,7 @@ def eval_prm(config: DictConfig, folder: Path, *, command: str) -> None:
     """
     from .prm_report import build_prm_report, evaluate_steps
 
+    check_measuring(config)
     if not config.models:
         raise InputError("models: give one: +models.mine=FOLDER, or a verifier: +verifier@models.mine=arithmetic")
     set_threads(config)
@@ -65,10 +67,10 @@ def eval_prm(config: DictConfig, folder: Path, *, command: str) -> None:
     examples = list(build(config.prm_data, "prm_data"))
     if not examples:
         raise InputError("prm_data: holds no labelled solution")
+    candidates = None if config.candidates is None else read_candidates(config)
     with hold_folder(folder):
         if (folder / "config.yaml").exists():
             raise InputError(f"run.dir={folder}: holds something already; choose another run.dir")
-        write_text(folder / "config.yaml", yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True))
         predictions = {name: _predictions(name, model, examples, config) for name, model in models.items()}
         evaluation = evaluate_steps(
             examples,
@@ -78,12 +80,27 @@ def eval_prm(config: DictConfig, folder: Path, *, command: str) -> None:
             subset_key=config.run.subset,
             resamples=config.run.resamples,
             seed=config.seed,
-            best_of_n=best_of_n(config, next(iter(models.values()))) if config.candidates is not None else None,
+            best_of_n=None if candidates is None else best_of_n(config, candidates, next(iter(models.values()))),
             title=str(config.prm_data.get("path", "labelled solutions")),
             command=command,
         )
+        # Last, so that a folder in which something went wrong can be used again.
+        write_text(folder / "config.yaml", yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True))
         build_prm_report(evaluation, folder / "prm_report.html")
     draw_measures(evaluation)
+
+
+def check_measuring(config: DictConfig) -> None:
+    """Refuse values of the wrong kind, before anything costs time."""
+    for key, hint in (("seed", int), ("threads", int | None), ("device", str)):
+        check_value(config[key], hint, key)
+    check_value(config.run.threshold, float, "run.threshold")
+    check_value(config.run.resamples, int, "run.resamples")
+    check_value(config.run.verifier_timeout_s, float | None, "run.verifier_timeout_s")
+    if not 0 <= config.run.threshold <= 1:
+        raise InputError(f"run.threshold={config.run.threshold}: is a probability; give 0 to 1")
+    if config.run.resamples < 1:
+        raise InputError(f"run.resamples={config.run.resamples}: must be at least 1")
 
 
 def _model(name: Any, node: Any, config: DictConfig) -> Any:

@@ -294,7 +294,9 @@ def _check_options(config: DictConfig) -> None:
 def _refuse_other(folder: Path, plain: dict[str, Any]) -> None:
     """Only the same labels of the same solutions go on in a folder."""
     if not (folder / "progress.json").exists():
-        if (folder / "config.yaml").exists() or (folder / "steps.jsonl").exists():
+        steps = folder / "steps.jsonl"
+        # An empty file alone is what a stop at the very beginning leaves.
+        if (folder / "config.yaml").exists() or (steps.exists() and steps.stat().st_size):
             raise InputError(f"run.dir={folder}: holds something else; choose another run.dir")
         return
     if (folder / "config.yaml").exists() and (key := difference(folder, plain)) is not None:

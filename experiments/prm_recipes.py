@@ -112,6 +112,7 @@ class TrainedSteps:
 
     def _calibrate(self, model: StepModel, examples: Sequence[StepExample], path: Path) -> None:
         from ..prm.calibration import fit_calibration
+        from ..prm.loading import quiet_files
 
         pairs = [
             (chance, label)
@@ -124,7 +125,8 @@ class TrainedSteps:
         assert self.calibration is not None
         fitted = fit_calibration([chance for chance, _ in pairs], [label for _, label in pairs], self.calibration)
         model.settings = model.settings.changed({"calibration": fitted})
-        model.save_pretrained(path)
+        with quiet_files():
+            model.save_pretrained(path)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from omegaconf import DictConfig
 from ..grpo.files import write_text
 from ..verifiers import InputError
 from .app import build, hydra_command, task_overrides
+from .build import check_value
+from .eval_prm import check_measuring
 from .parts import check_line_breaks
 from .prm_recipes import Fitting
 from .progress import StepProgress, console
@@ -24,6 +27,13 @@ if TYPE_CHECKING:  # it loads torch
     from ..grpo.policy import Policy
 
 __all__ = ["main", "train_prm"]
+
+OF_THE_POLICY = ("labeler", "eval_labeler", "num_problems", "num_held_out")
+KEYS = {
+    *("prm_data", *OF_THE_POLICY, "rollout", "verifiers", "retention_verifier", "warm_start", "policy", "task", "prm"),
+    *("seed", "device", "threads", "held_out", "segmenter", "run", "command"),
+    "optim",  # a policy brings a learning rate
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,6 +46,7 @@ def run_command(config: DictConfig) -> None:
     folder = run_path(config.run.dir).resolve()
     overrides = task_overrides()
     check_line_breaks(overrides)
+    _check_keys(config, overrides)
     finished = train_prm(config, folder, command=shlex.join(["apportion", "train-prm", *overrides]), progress=True)
     if not finished:
         console().print(f"stopped; the same command with run.dir={folder} goes on from here", markup=False)
@@ -60,6 +71,8 @@ def train_prm(config: DictConfig, folder: Path, *, command: str, progress: bool 
     from .prm_table import draw_measures
     from .step_sets import step_sets
 
+    check_measuring(config)
+    check_value(config.held_out, float, "held_out")
     plain = plain_config(config)
     recipe = build(config.get("prm"), "prm")
     set_threads(config)
@@ -120,6 +133,23 @@ def _policy(config: DictConfig, bar: StepProgress) -> Policy:
     policy: Policy = source.build(device(config.device))
     warm_start(policy, source.key, task, start, progress=bar.section("warm start", start.steps))
     return policy
+
+
+def _check_keys(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what nothing reads: keys of no meaning, save those of an experiment, and options of the other way."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.get().runtime.choices.get("experiment") is None:
+        for key in map(str, config):
+            if key not in KEYS:
+                raise InputError(f"{key}: nothing reads this key; there are: {', '.join(sorted(KEYS))}")
+    labelled = config.get("prm_data") is not None
+    for override in overrides:
+        key = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
+        if labelled and key in OF_THE_POLICY:
+            raise InputError(f"{override}: nothing reads it with prm_data, whose solutions have labels; leave one out")
+        if not labelled and key == "held_out":
+            raise InputError(f"{override}: nothing reads it without prm_data; give num_held_out, a number of problems")
 
 
 def _refuse_other(folder: Path, plain: dict[str, Any]) -> None:

@@ -155,14 +155,13 @@ def majority_vote(
     named = list(dict.fromkeys(answer for answer in answers if answer is not None))
     if not named:
         return 0.0
-    votes = np.zeros((len(answers), len(named)))
-    weights = _relative(log_weights if log_weights is not None else [0.0] * len(answers))
-    for row, answer in enumerate(answers):
-        if answer is not None:
-            votes[row, named.index(answer)] = weights[row]
+    votes = np.array([[answer == name for name in named] for answer in answers], dtype=np.float64)
+    logs = np.zeros(len(answers)) if log_weights is None else np.array(log_weights, dtype=np.float64)
+    chosen = _subsets(len(answers), n, seed)
     # A share, in case a checker judged one and the same answer differently.
     worth = np.array([np.mean([c for a, c in zip(answers, correct, strict=True) if a == name]) for name in named])
-    polls = votes[_subsets(len(answers), n, seed)].sum(axis=1)
+    weights = _relative(np.where(votes.any(axis=1), logs, -math.inf)[chosen])
+    polls = (weights[:, :, None] * votes[chosen]).sum(axis=1)
     most = polls.max(axis=1, keepdims=True)
     winners = (polls >= most * (1 - 1e-12)) & (most > 0)  # sums in another order differ in the last digit
     return float(np.mean(winners @ worth / np.maximum(winners.sum(axis=1), 1)))
@@ -232,11 +231,13 @@ def _subsets(count: int, n: int, seed: int) -> np.ndarray:
     return np.argsort(generator.random((MOST_SUBSETS, count)), axis=1)[:, :n]
 
 
-def _relative(log_weights: Sequence[float]) -> np.ndarray:
-    """Weights over the largest one, which leaves every comparison as it is; all alike where all are 0."""
-    logs = np.asarray(log_weights, dtype=np.float64)
-    top = logs.max()
-    return np.exp(logs - top) if math.isfinite(top) else np.ones_like(logs)
+def _relative(logs: np.ndarray) -> np.ndarray:
+    """Weights over the largest one of their row, which leaves every comparison as it is; all alike where all are 0.
+
+    Over that of all answers the weights of a whole row could round to 0, and no answer of it would win.
+    """
+    top = logs.max(axis=1, keepdims=True)
+    return np.exp(np.where(np.isfinite(top), logs, 0.0) - np.where(np.isfinite(top), top, 0.0))
 
 
 def _log(value: float) -> float:

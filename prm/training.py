@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +25,13 @@ from .loading import quiet_files
 from .metrics import flatten_steps, step_measures
 from .model import StepModel
 from .processes import all_processes, is_main_process, process_count, process_number
+from .rows import shorten
 from .step_losses import ClassWeights, class_weights, step_losses
 from .steps import StepExample
 
 __all__ = ["PrmTrainingConfig", "PrmTrainingResult", "train_prm"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -179,10 +183,13 @@ def _learnable(
 ) -> tuple[list[StepRow], dict[str, int]]:
     """The rows that teach something, and counts of what does and what does not."""
     rows = []
-    unused = unlabelled = dropped = 0
-    for example in examples:
+    unused = unlabelled = dropped = cut = 0
+    first = ""
+    for number, example in enumerate(examples, start=1):
         encoded = _encode(model, example, max_length)
-        dropped += len(example.steps) - encoded.kept_steps
+        if encoded.kept_steps < len(example.steps):
+            first = first or f"example {number} [{shorten(example.prompt)}]"
+            dropped, cut = dropped + len(example.steps) - encoded.kept_steps, cut + 1
         unlabelled += sum(label is None for label in example.labels[: encoded.kept_steps])
         row = labelled_row(encoded, example)
         unused += row is None
@@ -191,6 +198,10 @@ def _learnable(
     if not rows:
         why = f"of {unused} examples none has a labelled step that fits" if unused else "there are no examples"
         raise InputError(f"nothing to train on: {why}; look at the labels, or raise max_length")
+    if cut and is_main_process():
+        log.warning("%d examples are too long, %d steps of them dropped, first %s", cut, dropped, first)
+    if unused and is_main_process():
+        log.warning("%d examples left out, which have no labelled step or none that fits", unused)
     steps = sum(len(row.labels) for row in rows)
     names = ("examples", "steps", "unused_examples", "unlabelled_steps", "dropped_steps")
     return rows, dict(zip(names, (len(rows), steps, unused, unlabelled, dropped), strict=True))

@@ -118,6 +118,8 @@ def test_every_experiment_composes_for_every_command(experiment, command):
 
 @pytest.mark.parametrize("shared", [[], *([f"experiment={name}"] for name in EXPERIMENTS)], ids=str)
 def test_every_strategy_of_an_ablation_fits_its_experiment(shared):
+    if "experiment=prm_credit" in shared:  # the user says which models
+        shared = [*shared, "prm.path=owner/model", "prm.monte_carlo_path=owner/model"]
     for overrides in read_sweep(composed("ablate", *shared), []).strategies.values():
         build_parts(without_hydra(composed("ablate", *shared, *overrides)))
 

@@ -283,6 +283,15 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(apportion, tmp_
     assert table(done, "solutions")[:6] == table(whole, "solutions")[:6]
 
 
+def test_a_run_that_was_stopped_before_its_first_label_goes_on(apportion, tmp_path):
+    write_answers(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "steps.jsonl").touch()
+    label(apportion, "answers.jsonl", "run.dir=out")
+    label(apportion, "answers.jsonl", "run.dir=whole")
+    assert (tmp_path / "out" / "steps.jsonl").read_bytes() == (tmp_path / "whole" / "steps.jsonl").read_bytes()
+
+
 def test_a_finished_run_is_shown_again_and_nothing_is_sampled(apportion, tmp_path, monkeypatch):
     first = label(apportion, *SMALL, "run.dir=out").out
     before = (tmp_path / "out" / "steps.jsonl").read_bytes()

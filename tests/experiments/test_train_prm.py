@@ -103,12 +103,35 @@ def test_a_finished_run_is_not_overwritten(trained: Path, capsys: pytest.Capture
         (["eval-prm", "prm_data=stepwise", "prm_data.path=x.jsonl", "+models.mine=nowhere/at/all"], "nowhere/at/all"),
         (["train-prm", "prm_data=stepwise", "prm_data.path=x.jsonl", "threads=1"], "x.jsonl"),
         (["train", "verifier@verifiers.steps=prm"], "prm.path=..."),
+        (["train-prm", "+foo=1"], "foo: nothing reads this key"),
+        (["train-prm", "held_out=0.5"], "give num_held_out"),
+        (["train-prm", "held_out=a", "prm_data=stepwise", "prm_data.path=x.jsonl"], "held_out='a': must be"),
+        (["train-prm", "prm_data=stepwise", "prm_data.path=x.jsonl", "labeler=monte_carlo"], "labeler=monte_carlo: no"),
+        (["train-prm", "prm_data=stepwise", "prm_data.path=x.jsonl", "num_problems=9"], "num_problems=9: nothing"),
+        (["train-prm", "seed=x"], "seed='x': must be a whole number"),
+        (["train-prm", "run.resamples=0"], "run.resamples=0: must be at least 1"),
+        (["eval-prm", "prm_data=champ", "+models.mine=x", "run.threshold=2"], "run.threshold=2: is a probability"),
+        (["eval-prm", "prm_data=champ", "+models.mine=x", "run.threshold=abc"], "run.threshold='abc': must be"),
+        (["eval-prm", "prm_data=champ", "+models.mine=x", "run.resamples=x"], "run.resamples='x': must be"),
     ],
 )
 def test_bad_input_is_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(capsys, *arguments, f"run.dir={tmp_path / 'run'}")
+
+
+def test_a_folder_can_be_used_again_after_a_fault(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval-prm", "prm_data=stepwise", f"prm_data.path={held_out(trained)}", f"run.dir={tmp_path / 'out'}",
+               "+verifier@models.steps=chain_steps", "run.resamples=20", "threads=1"]  # fmt: skip
+    assert "missing.jsonl: no such file" in refused(capsys, *command, "candidates=missing.jsonl")
+    unreferenced = tmp_path / "bare.jsonl"
+    unreferenced.write_text('{"prompt": "1+1=?", "completion": "2"}\n')
+    assert "do the rows have references?" in refused(capsys, *command, f"candidates={unreferenced}")
+    main(command)
+    assert "holds something already" in refused(capsys, *command)
 
 
 def test_a_verifier_speaks_of_the_steps_that_its_spans_touch(trained: Path) -> None:

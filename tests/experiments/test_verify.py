@@ -88,14 +88,14 @@ def test_a_fault_of_a_verifier_is_an_error_and_no_score(folder: Path, capsys: py
 def test_what_was_judged_before_an_interruption_is_not_asked_again(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "stops.py").write_text(
+    (folder / "stops_at_three.py").write_text(
         "import pathlib\n\ndef stops(samples):\n"
         "    if samples[0].metadata['level'] == 3 and not pathlib.Path('again').exists():\n"
         "        raise KeyboardInterrupt\n"
         "    with open('asked', 'a') as log:\n        log.write(f'{len(samples)} ')\n"
         "    return [0.5] * len(samples)\n"
     )
-    command = ["answers.jsonl", "~verifier", "+verifier._target_=stops.stops", "run.dir=out", "run.batch=1"]
+    command = ["answers.jsonl", "~verifier", "+verifier._target_=stops_at_three.stops", "run.dir=out", "run.batch=1"]
     with pytest.raises(SystemExit) as exit_:
         verify(*command)
     assert exit_.value.code == 130
@@ -191,11 +191,11 @@ def test_a_verifier_that_cannot_work_is_refused_before_anything_is_read(
 
 
 def test_a_verifier_of_ones_own_takes_the_place_of_the_default(folder: Path) -> None:
-    (folder / "mine.py").write_text("def mine(samples):\n    return [0.25] * len(samples)\n")
-    verify("answers.jsonl", "+verifier._target_=mine.mine", "run.dir=out")
+    (folder / "a_quarter.py").write_text("def mine(samples):\n    return [0.25] * len(samples)\n")
+    verify("answers.jsonl", "+verifier._target_=a_quarter.mine", "run.dir=out")
     assert [list(row["verdicts"]) for row in saved(folder / "out")] == [["verifier"]] * 3
 
 
 def test_a_verifier_that_always_abstains_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify("answers.jsonl", "verifier=python_tests", "run.dir=out")
-    assert "python_tests abstained from all completions: does the file hold what it reads" in capsys.readouterr().err
+    assert "python_tests abstained from every completion: does the file hold what it reads" in capsys.readouterr().err

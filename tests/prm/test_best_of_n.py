@@ -134,3 +134,11 @@ def test_no_candidates_give_no_sizes_and_too_large_an_n_no_number() -> None:
 
 def test_random_pick_is_the_share_of_right_answers() -> None:
     assert random_pick([True, False, False, True]) == 0.5
+
+
+def test_one_answer_alone_wins_the_weighted_vote_however_low_its_score() -> None:
+    answers, correct = ["a", "b", None], [True, False, False]
+    for low in (-math.inf, -5000.0):
+        assert majority_vote(answers, correct, 1, [low, 0.0, 0.0]) == pytest.approx(1 / 3)
+        assert majority_vote(answers, correct, 1, [low, low, 0.0]) == pytest.approx(1 / 3)
+    assert majority_vote(answers, correct, 2, [-5001.0, -5000.0, 0.0]) == pytest.approx(1 / 3)

@@ -16,6 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import apportion.conf
+from apportion.experiments.prm_recipes import ProbedSteps
 from apportion.prm.encoding import Template
 from apportion.prm.features import FeatureSettings, FrozenBackbone, StepFeatures
 from apportion.prm.linear_probe import fit_probe, grouped_folds, out_of_fold, step_columns
@@ -347,10 +348,8 @@ def test_wrong_options_are_told(options: Any, told: str, trained: Any) -> None:
 def test_every_option_stands_in_the_configuration_with_its_default() -> None:
     config = OmegaConf.to_container(OmegaConf.load(Path(apportion.conf.__file__).parent / "prm" / "probe.yaml"))
     given = {name: value for name, value in config.items() if not name.startswith("_")}
-    known = inspect.signature(train_probe).parameters
-    for name in ("examples", "folder", "segmenter", "progress"):  # that the command gives
-        assert name not in given
-    assert set(given) == set(known) - {"examples", "folder", "segmenter", "progress"}
+    known = inspect.signature(ProbedSteps).parameters
+    assert list(given) == list(known)
     settings = given.pop("backbone")["settings"]
     given["strengths"] = tuple(given["strengths"])
     assert given == {name: known[name].default for name in given}

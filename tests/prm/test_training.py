@@ -231,13 +231,16 @@ def test_a_batch_without_labels_has_loss_zero_and_no_gradient() -> None:
     assert all(weight.grad is None or not weight.grad.any() for weight in model.parameters())
 
 
-def test_what_teaches_nothing_is_counted_and_changes_nothing(tmp_path: Path) -> None:
+def test_what_teaches_nothing_is_counted_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     examples = sums(8)
     idle = StepExample("add", "1+1=2", ((0, 5),), (None,), "idle")
     too_long = StepExample("add" * 50, "1+1=2", ((0, 5),), (1.0,), "long")
     models = [make_model(), make_model()]
     train(models[0], examples, tmp_path / "a", max_length=60)
+    assert not caplog.messages
     result = train(models[1], [*examples, idle, too_long], tmp_path / "b", max_length=60)
+    assert caplog.messages[0].startswith("1 examples are too long, 1 steps of them dropped, first example 10 ['addadd")
+    assert caplog.messages[1].startswith("2 examples left out")
     assert torch.equal(weights(models[0]), weights(models[1]))
     assert (result.examples, result.unused_examples) == (8, 2)
     assert (result.steps, result.unlabelled_steps, result.dropped_steps) == (sum(len(e.steps) for e in examples), 1, 1)
