@@ -53,4 +53,6 @@ def _cell(value: float, interval: object, digits: int = 3) -> str:
     low, high = (getattr(interval, edge, math.nan) for edge in ("low", "high"))
     if math.isnan(value):
         return "–"
+    if math.isnan(low):  # too few problems
+        return f"{value:.{digits}f}"
     return f"{value:.{digits}f}\n[dim]{low:.{digits}f}–{high:.{digits}f}[/dim]"

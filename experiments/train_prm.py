@@ -25,8 +25,10 @@ from .train import device, set_threads
 
 if TYPE_CHECKING:  # it loads torch
     from ..grpo.policy import Policy
+    from ..prm.steps import StepExample
+    from ..verifiers.segmenters import Segmenter
 
-__all__ = ["main", "train_prm"]
+__all__ = ["main", "segmenter_note", "train_prm"]
 
 OF_THE_POLICY = ("labeler", "eval_labeler", "num_problems", "num_held_out")
 KEYS = {
@@ -84,6 +86,8 @@ def train_prm(config: DictConfig, folder: Path, *, command: str, progress: bool 
             stop = StopRequest()
             told = _training_bar(bar)
             segmenter = None if config.segmenter is None else build(config.segmenter, "segmenter", function=True)
+            if note := segmenter_note(segmenter, sets.train):
+                console().print(note, markup=False, style="yellow")
             with stop.listening():
                 fitting = Fitting(lambda: _policy(config, bar), segmenter, folder, device(config.device), told, stop)
                 scorer = recipe(sets.train, sets.held_out, fitting)
@@ -93,6 +97,24 @@ def train_prm(config: DictConfig, folder: Path, *, command: str, progress: bool 
         if progress:
             draw_measures(evaluation)
     return True
+
+
+def segmenter_note(segmenter: Segmenter | None, examples: Sequence[StepExample]) -> str | None:
+    """A line where the segmenter, which the model keeps to cut answers with, ends steps elsewhere than the examples.
+
+    Args:
+        segmenter: of the configuration, or None.
+        examples: solutions with their steps.
+    """
+    if segmenter is None:
+        return None
+    other = sum([stop for _, stop in segmenter(e.completion)] != [stop for _, stop in e.steps] for e in examples)
+    if not other:
+        return None
+    return (
+        f"segmenter: cuts {other:,} of {len(examples):,} solutions otherwise than the data; the model will cut answers "
+        "so. Give segmenter._target_=..., or segmenter=null to say it where the model is used"
+    )
 
 
 def _measured(config: DictConfig, sets: Any, predictions: Mapping[str, Any], folder: Path, command: str) -> Any:

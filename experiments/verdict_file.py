@@ -73,11 +73,14 @@ def read_verdicts(path: Path) -> list[Judged]:
     if not path.exists():
         return []
     judged = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines):
+            break  # empty, or cut by a crash
         try:
             row = json.loads(line)
-        except ValueError:
-            continue  # the last line, cut by a crash
+        except ValueError as error:
+            raise InputError(f"{path}, row {number}: is no verdict ({error}); choose another run.dir") from error
         verdicts = {
             name: Verdict(
                 said["score"], tuple(Span(s["start"], s["stop"], s["score"], s["label"]) for s in said["spans"])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_faults", "draw_table", "marked_lines"]
 
+MAX_FAULTS = 50  # of one completion that are shown
 MAX_LINE = 160  # characters of a line that are shown around a fault
 
 
@@ -63,10 +64,13 @@ def draw_faults(judged: Sequence[Judged], *, limit: int, threshold: float = 0.5)
     for row in faulty[:limit]:
         console.print(f"\nrow {row.row}", style="bold", markup=False, end="")
         console.print("  " + "  ".join(_score(name, row) for name in row.verdicts), style="dim", markup=False)
-        for line, notes in marked_lines(row.completion, list(_faults(row, threshold))):
+        faults = list(_faults(row, threshold))
+        for line, notes in marked_lines(row.completion, faults[:MAX_FAULTS]):
             console.print(_styled(line, notes))
             for start, stop, label in notes:
                 console.print(_underline(line, start, stop, label), style="red", markup=False, highlight=False)
+        if len(faults) > MAX_FAULTS:
+            console.print(f"  … {len(faults) - MAX_FAULTS} more faults in this completion", style="dim")
     if len(faulty) > limit:
         console.print(f"\n… {len(faulty) - limit} more with faults; run.show=N shows more, verdicts.jsonl has all")
 

@@ -72,16 +72,21 @@ def collect(
         return as_sample(policy, problems[group], prompts[group], generation)
 
     with EarlyJudging(panel) as judging:
+        early: dict[int, Sample] = {}
 
         def finished(done: Mapping[int, Generation]) -> None:
-            samples = [sample_of(row // config.group_size, generation) for row, generation in done.items()]
-            judging.submit(list(done), samples)
+            made = {row: sample_of(row // config.group_size, generation) for row, generation in done.items()}
+            early.update(made)
+            judging.submit(list(made), list(made.values()))
 
         generations, rows, tree, tokens = _sampled(
             policy, problems, prompts, config, seed, step, should_stop, finished if judging.wanted else None
         )
         sampled = time.perf_counter()
-        samples = [sample_of(group, generation) for group, generation in zip(rows, generations)]
+        samples = [
+            early[row] if row in early else sample_of(group, generation)
+            for row, (group, generation) in enumerate(zip(rows, generations))
+        ]
         result = judging.finish(samples)
     rollouts = [
         _rollout(group, generation, sample, verdicts, panel)

@@ -198,10 +198,10 @@ def _answer_tag(text: str) -> Answer | None:
 
 
 def _hash(text: str) -> Answer | None:
-    last = None
+    last, end = None, len(text.rstrip())
     for match in _HASH.finditer(text):
         # "#### Step 2" is a heading; "#### yes" at the end of the text is an answer.
-        if _NUMERIC.match(match["answer"]) or not text[match.end() :].strip():
+        if _NUMERIC.match(match["answer"]) or match.end() >= end:
             last = match
     return _clause(text, *last.span("answer")) if last else None
 

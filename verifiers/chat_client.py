@@ -8,8 +8,7 @@ import json
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .endpoint import Endpoint
 from .errors import InputError
+from .panel import awaited
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "ChatError", "ask_all"]
 
 Value = TypeVar("Value")
-Result = TypeVar("Result")
 Message = tuple[str, str]
 
 _CUT_OFF = ("length", "content_filter")
@@ -64,21 +63,11 @@ def ask_all(
             ``completion_tokens``.
     """
     counts: Counter[str] = Counter()
-    answers = _run(_ask_all(endpoint, list(dict.fromkeys(asks)), counts)) if asks else {}
+    answers = awaited(_ask_all(endpoint, list(dict.fromkeys(asks)), counts)) if asks else {}
     if stats is not None:
         with _STATS_LOCK:
             stats.update(counts)
     return [answers[ask] for ask in asks]
-
-
-def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for the work, also where this thread's event loop is running already (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, thread_name_prefix="chat") as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 async def _ask_all(

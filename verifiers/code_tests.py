@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -150,6 +151,12 @@ def _suite(units: tuple[Unit, ...], entry_point: str | None, given: str) -> Suit
         for node in ast.walk(_parse(unit.code))
         if isinstance(node, ast.Name) and not hasattr(builtins, node.id)
     }
+    trees = [_parse(unit.code) for unit in units]
+    inner = {id(n.value) for t in trees for n in ast.walk(t) if isinstance(n, ast.Attribute)}
+    bare = {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and id(n) not in inner}
+    modules = sorted((names & sys.stdlib_module_names) - bare - {entry_point})
+    if modules:  # the library's own, whatever the answer calls by that name
+        units = (Unit(f"import {', '.join(modules)}", False), *units)
     source, functions = _given_functions(given)
     return Suite(units, frozenset(names), entry_point, source, functions - {entry_point})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from types import TracebackType
 
 from .panel import Panel, PanelResult
@@ -30,7 +32,7 @@ class EarlyJudging:
     def __init__(self, panel: Panel) -> None:
         self._panel = panel
         self._early = {n: v for n, v in panel.verifiers.items() if getattr(v, "background", False) is True}
-        self._pool = ThreadPoolExecutor(max(len(self._early), 1), thread_name_prefix="verify")
+        self._lanes = {name: _Lane(Panel({name: v}, {}, panel.timeout_s)) for name, v in self._early.items()}
         self._asked: list[tuple[list[int], dict[str, Future[PanelResult]]]] = []
 
     def __enter__(self) -> EarlyJudging:
@@ -39,7 +41,8 @@ class EarlyJudging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.close()
 
     @property
     def wanted(self) -> bool:
@@ -54,7 +57,7 @@ class EarlyJudging:
             samples: as many.
         """
         if self._early and rows:
-            self._asked.append((list(rows), {name: self._ask(name, samples) for name in self._early}))
+            self._asked.append((list(rows), {name: lane.ask(samples) for name, lane in self._lanes.items()}))
 
     def finish(self, samples: Sequence[Sample]) -> PanelResult:
         """What all verifiers say of all samples, those handed over before included."""
@@ -80,5 +83,33 @@ class EarlyJudging:
                 first_error[name] = note
         return PanelResult(verdicts, faulted, first_error)
 
-    def _ask(self, name: str, samples: Sequence[Sample]) -> Future[PanelResult]:
-        return self._pool.submit(Panel({name: self._early[name]}, {}, self._panel.timeout_s).judge, list(samples))
+
+class _Lane:
+    """A thread that asks one verifier one batch after the other; nobody waits for it when the program ends."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._waiting: SimpleQueue[tuple[Future[PanelResult], list[Sample]] | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, samples: Sequence[Sample]) -> Future[PanelResult]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="verify", daemon=True)
+            self._thread.start()
+        future: Future[PanelResult] = Future()
+        self._waiting.put((future, list(samples)))
+        return future
+
+    def close(self) -> None:
+        """What has not begun is not asked any more."""
+        self._closed.set()
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._waiting.get()) is not None and not self._closed.is_set():
+            future, samples = asked
+            try:
+                future.set_result(self._panel.judge(samples))
+            except BaseException as error:
+                future.set_exception(error)

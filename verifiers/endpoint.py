@@ -100,6 +100,11 @@ class Endpoint:
         key = os.environ.get(self.api_key_env, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise InputError(f"api_key_env: the value of {self.api_key_env} is no key; it must be printable ASCII")
+        if key and self.url.startswith("http://") and not _is_local(self.url):
+            raise InputError(
+                f"base_url: {self.host} would get the key of {self.api_key_env} unencrypted; use https, or give "
+                "api_key_env=null for a server that needs none"
+            )
         if not key and not _is_local(self.url):
             raise InputError(
                 f"api_key_env: the environment variable {self.api_key_env} is not set; set it to the key of "

@@ -91,6 +91,10 @@ class MathAnswer:
             Verdict(None) if pair is None else _verdict(known[pair], answer) for pair, answer in zip(pairs, answers)
         ]
 
+    def prepare(self) -> None:
+        """Start a worker now, so that one that cannot is refused before anything costs time."""
+        self([Sample("", r"\boxed{1+x}", "x+1")])
+
     def _at_once(self, reference: str, answer: str | None) -> str | None:
         """The judgement on plain numbers; None where more than arithmetic is needed."""
         wanted = read_quantity(reference)

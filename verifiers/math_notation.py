@@ -115,7 +115,7 @@ def _dollars(text: str) -> str:
         text = text.replace(mark, " ")
     if text.count("$") == 1:
         return re.sub(r"\$(?=\s?-?[0-9.])", "¤dollar ", text).replace("$", "")
-    if re.fullmatch(r"(?:[^$]*\$[0-9.,]+(?![$])[^$]*)+", text[:200]) and len(text) <= 200 and "$ " not in text:
+    if re.fullmatch(r"(?:[^$]*+\$[0-9.,](?!\$))++[^$]*+", text) and "$ " not in text:
         return text.replace("$", "¤dollar ")
     return text.replace("$", "")
 

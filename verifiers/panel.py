@@ -11,13 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import index
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 from .deadline import call_within
 from .errors import InputError
 from .verdict import Sample, Span, Verdict
 
-__all__ = ["Panel", "PanelResult", "gives_spans", "judge", "trl_columns", "weighted_reward"]
+__all__ = ["Panel", "PanelResult", "awaited", "gives_spans", "judge", "trl_columns", "weighted_reward"]
+
+Result = TypeVar("Result")
 
 ABSTAIN = Verdict(None)
 _MAX_TIMEOUTS = 2  # of samples asked alone, before the rest of the batch is given up
@@ -89,7 +91,8 @@ def judge(
         verifiers: by name; each takes a list of samples, or has TRL's shape (a parameter named ``completions``) and
             takes keyword arguments: prompts, completions, and the columns that every sample of the call has.
         samples: may be empty; then no verifier is called.
-        timeout_s: longest one call of a verifier may take, in seconds; None waits for ever. Once two samples asked
+        timeout_s: longest one call of a verifier may take, in seconds, and of one with ``background`` this for each
+            sample; None waits for ever. Once two samples asked
             alone have taken longer, the others of the batch abstain unasked.
 
     >>> panel = {"short": lambda samples: [len(s.completion) < 3 for s in samples], "broken": lambda samples: [1 / 0]}
@@ -163,6 +166,8 @@ def _judge_all(
     """Verdicts of one verifier in the samples' order, where it faulted, and a line on the first fault."""
     if not samples:
         return [], [], None
+    if timeout_s is not None and getattr(verifier, "background", False) is True:
+        timeout_s *= len(samples)  # it judges them one by one, or some at a time, and has limits of its own
     batch_fault: Exception | None = None
     try:
         replies = _ask(verifier, samples, timeout_s)
@@ -220,7 +225,7 @@ def _replies(verifier: Callable[..., Any], samples: Sequence[Sample]) -> list[An
     else:
         reply = verifier(list(samples))
     if inspect.isawaitable(reply):
-        reply = _awaited(reply)
+        reply = awaited(reply)
     if not isinstance(reply, Iterable) or isinstance(reply, str | bytes | Mapping | set | frozenset):
         raise _WrongLength(f"returned {type(reply).__name__}, not a list of {len(samples)} verdicts")
     replies = list(islice(reply, len(samples) + 1))
@@ -230,10 +235,10 @@ def _replies(verifier: Callable[..., Any], samples: Sequence[Sample]) -> list[An
     return replies
 
 
-def _awaited(reply: Awaitable[Any]) -> Any:
+def awaited(reply: Awaitable[Result]) -> Result:
     """Run an event loop for it; in a thread of its own where one runs already, as in a notebook."""
 
-    async def wait() -> Any:
+    async def wait() -> Result:
         return await reply
 
     try:

@@ -54,7 +54,7 @@ class PythonTests:
 
     Args:
         engine: ``cpython`` under bubblewrap (Linux), or ``monty``: fast, but a part of Python; what that cannot run is
-            a fault without a score. Nothing runs outside of a sandbox.
+            a fault without a score, so a policy can escape a 0 by writing it. Nothing runs outside of a sandbox.
         extract: the code is the last fenced block of Python, or else of no language (``last_block``), the whole
             ``text``, or the last block where there is one, else the text (``auto``).
         prefix: column with code that comes before the answer's, ``prompt`` for the prompt itself; None for none.
@@ -161,12 +161,11 @@ class PythonTests:
         prefix = self._prefix_of(sample)
         try:
             outcome = run(prefix + sample.completion[code.start : code.stop], tests, self._limits())
+            share = outcome.passed / outcome.total
+            score = share if self.score == "fraction" else float(share == 1.0)
+            return Verdict(score, _spans(sample, prefix, code, outcome))
         except Exception as error:  # the sandbox's, and this sample's alone
             return error
-        share = outcome.passed / outcome.total
-        return Verdict(
-            share if self.score == "fraction" else float(share == 1.0), _spans(sample, prefix, code, outcome)
-        )
 
 
 def extract_code(text: str, policy: Literal["auto", "last_block", "text"] = "auto") -> Code | None:

@@ -224,11 +224,18 @@ def _pipe() -> Iterator[tuple[Any, Any]]:
         yield source, target
 
 
+def _readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or the end, within so many seconds; of a descriptor of any number."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
 def _first_process(info: int) -> int | None:
     """Handle on the sandbox's process 1, made the first that the kernel ends when memory runs out."""
     told = b""
     while not told.rstrip().endswith(b"}"):
-        chunk = os.read(info, 4096) if select.select([info], [], [], _START_SECONDS)[0] else b""
+        chunk = os.read(info, 4096) if _readable(info, _START_SECONDS) else b""
         if not chunk:
             return None
         told += chunk
@@ -247,7 +254,7 @@ def _read_reports(source: int, job: dict[str, Any], limits: Limits) -> tuple[lis
     data, deadline = bytearray(), time.monotonic() + _START_SECONDS
     begun = late = False
     while len(data) < most:
-        if not select.select([source], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not _readable(source, deadline - time.monotonic()):
             late = begun
             break
         chunk = os.read(source, 1 << 16)

@@ -22,7 +22,16 @@ _MACHINES: dict[str, tuple[int, int, dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
         56,
-        {"shmget": 29, "ptrace": 101, "pivot_root": 155, "mount": 165, "umount2": 166, "add_key": 248}
+        {
+            "shmget": 29,
+            "semget": 64,
+            "msgget": 68,
+            "ptrace": 101,
+            "pivot_root": 155,
+            "mount": 165,
+            "umount2": 166,
+            "add_key": 248,
+        }
         | {"request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304}
         | {"setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "memfd_create": 319}
         | {"bpf": 321, "userfaultfd": 323},
@@ -30,8 +39,24 @@ _MACHINES: dict[str, tuple[int, int, dict[str, int]]] = {
     "aarch64": (
         0xC00000B7,
         220,
-        {"umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "ptrace": 117, "shmget": 194, "add_key": 217}
-        | {"request_key": 218, "keyctl": 219, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268}
+        {
+            "umount2": 39,
+            "mount": 40,
+            "pivot_root": 41,
+            "unshare": 97,
+            "ptrace": 117,
+            "msgget": 186,
+            "semget": 190,
+            "shmget": 194,
+        }
+        | {
+            "add_key": 217,
+            "request_key": 218,
+            "keyctl": 219,
+            "perf_event_open": 241,
+            "open_by_handle_at": 265,
+            "setns": 268,
+        }
         | {"process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "memfd_create": 279, "bpf": 280}
         | {"userfaultfd": 282},
     ),

@@ -23,7 +23,10 @@ def run_programs(job: dict[str, Any], settings: dict[str, Any], results: int) ->
 
 
 def _run_program(source: str, text: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the answer as a program on one input; its output is cut at the limit, and nothing of it is left behind."""
+    """Run the answer as a program on one input; its output is cut at the limit, and no process of it is left behind.
+
+    What it writes to ``/tmp`` is there for the runs that follow.
+    """
     given = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     data = text.encode("utf-8", "surrogatepass")
     while data:
@@ -49,7 +52,8 @@ def _run_program(source: str, text: str, settings: dict[str, Any]) -> dict[str, 
 def _note(note: bytes) -> dict[str, Any]:
     try:
         found = json.loads(note)
-        return {"error": str(found["error"])[:200], "line": found["line"]}
+        line = found["line"]
+        return {"error": str(found["error"])[:200], "line": line if type(line) is int else None}
     except (ValueError, TypeError, LookupError, RecursionError):
         return {"error": None, "line": None}
 

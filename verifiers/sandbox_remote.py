@@ -36,11 +36,13 @@ class Remote:
 
     apportion_peer: Peer
     apportion_ref: int
-    __slots__ = ("apportion_peer", "apportion_ref")
+    apportion_mixed: bool
+    __slots__ = ("apportion_mixed", "apportion_peer", "apportion_ref")
 
     def __init__(self, peer: Peer, ref: int) -> None:
         object.__setattr__(self, "apportion_peer", peer)
         object.__setattr__(self, "apportion_ref", ref)
+        object.__setattr__(self, "apportion_mixed", False)
 
     def __getattr__(self, name: str) -> Any:
         return self.apportion_peer.request("get", self, name)
@@ -112,6 +114,10 @@ _BY_NAME: tuple[str, ...] = (
     "__delitem__",
 )
 _BY_NAME += ("__enter__", "__exit__")
+# What would turn a difference of object and plain data, as in ``abs(f(2) - 4)``, into plain data of its choice.
+_TO_NUMBER = frozenset(
+    f"__{name}__" for name in ("abs", "neg", "pos", "invert", "round", "int", "float", "complex", "index", "bool")
+)
 _SPECIAL = frozenset((*_COMPARISONS, *_BINARY, *_GENERIC, *_BY_NAME))
 
 
@@ -123,6 +129,14 @@ def _special(name: str) -> Callable[..., Any]:
         result = self.apportion_peer.request("special", self, name, *operands)
         if name in _BINARY and foreign and not isinstance(result, Remote):
             return NotImplemented
+        if (name in _BINARY and (foreign or self.apportion_mixed or operands[0].apportion_mixed)) or (
+            name in _TO_NUMBER and self.apportion_mixed
+        ):
+            if result is NotImplemented:
+                return result
+            if not isinstance(result, Remote):
+                raise TypeError("a value made from an object and plain data is no plain data")
+            object.__setattr__(result, "apportion_mixed", True)
         return result
 
     method.__name__ = name

@@ -88,6 +88,9 @@ class Peer:
             ValueError,
         ) as fault:
             raise self._close(f"no value: {fault}") from None
+        # An iterator of the tests that calls the answer, such as a map, would take it for its own end.
+        if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit) and operands[1:2] != ("__next__",):
+            raise RuntimeError(f"the answer raised {type(error).__name__}") from None
         raise error
 
     def serve(self) -> None:

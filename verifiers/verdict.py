@@ -80,8 +80,9 @@ class Verifier(Protocol):
     (see :mod:`apportion.verifiers.panel`). A verifier may further have
 
     - ``spans = False``, where it never locates its verdicts,
-    - ``background = True``, where it waits on processes or the network: it is asked about finished answers while others
-      are still being generated, from several threads,
+    - ``background = True``, where it waits on processes or the network: it is asked about finished answers while
+      others are still being generated, from another thread, one call at a time; it should limit the time of each
+      sample itself,
     - ``prepare()``, called once before anything costs time: it loads what is slow to load, and raises an InputError
       where the verifier cannot work.
     """

@@ -90,11 +90,10 @@ class WorkerPool:
         if len(self._workers) == 1 or len(items) < 2:
             self._drain(waiting, results, lock, stop)
             return results
-        with ThreadPoolExecutor(min(len(self._workers), len(items))) as threads:
+        side_by_side = min(len(self._workers), len(items))
+        with ThreadPoolExecutor(side_by_side) as threads:
             try:
-                drains = [
-                    threads.submit(self._drain, waiting, results, lock, stop) for _ in range(threads._max_workers)
-                ]
+                drains = [threads.submit(self._drain, waiting, results, lock, stop) for _ in range(side_by_side)]
                 for drain in drains:
                     drain.result()
             finally:

@@ -10,9 +10,11 @@ import pytest
 from apportion.experiments.cli import main
 from apportion.experiments.eval_prm import verifier_predictions
 from apportion.experiments.prm_report import read_scores
+from apportion.experiments.train_prm import segmenter_note
 from apportion.prm.data import load_steps
 from apportion.prm.metrics import flatten_steps, step_measures
 from apportion.verifiers import Span, Verdict
+from apportion.verifiers.segmenters import Lines
 
 SMALL = ["experiment=smoke", "warm_start.steps=40", "prm.training.epochs=1", "run.resamples=50", "threads=1"]
 
@@ -132,6 +134,15 @@ def test_a_folder_can_be_used_again_after_a_fault(
     assert "do the rows have references?" in refused(capsys, *command, f"candidates={unreferenced}")
     main(command)
     assert "holds something already" in refused(capsys, *command)
+
+
+def test_a_segmenter_that_does_not_fit_the_data_is_told() -> None:
+    rows = [{"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]}]
+    assert segmenter_note(Lines(), list(load_steps(rows))) is None
+    assert segmenter_note(None, list(load_steps(rows, separator=" "))) is None
+    note = segmenter_note(Lines(), list(load_steps(rows, separator=" ")))
+    assert note is not None
+    assert note.startswith("segmenter: cuts 1 of 1 solutions otherwise than the data")
 
 
 def test_a_verifier_speaks_of_the_steps_that_its_spans_touch(trained: Path) -> None:

@@ -108,6 +108,13 @@ FORGERIES = {
         "            except OSError:\n                pass\n"
         "threading.Thread(target=shout, daemon=True).start()\ndef f(x): return 0"
     ),
+    "a difference that lies": (
+        "class Y:\n    def __abs__(self): return 0\n    def __round__(self, n=0): return 0\n"
+        "    def __bool__(self): return False\n    def __float__(self): return 0.0\n"
+        "class X:\n    def __sub__(self, other): return Y()\n    __rsub__ = __add__ = __sub__\ndef f(x): return X()"
+    ),
+    "an end to the tests' own loops": "def f(x): raise StopIteration",
+    "a math of its own": "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef f(x): return 0",
     "passes printed": "import atexit\natexit.register(print, 'OK')\nprint('Ran 2 tests\\nOK')\ndef f(x): return 0",
 }
 HARD_TESTS = [
@@ -116,6 +123,12 @@ HARD_TESTS = [
     "assert not f(2) != 4",
     "assert abs(f(2) - 4) < 1e-6",
     "assert abs(4 - f(2)) < 1e-6",
+    "assert abs(f(2) - 3.5) < 1",
+    "assert not round(f(2) - 4, 6)",
+    "import math\nassert math.fabs(f(2) - 4) < 1e-6",
+    "assert math.isclose(f(2), 4)",
+    "assert all(map(lambda pair: f(pair[0]) == pair[1], [(2, 4)]))",
+    "for wanted, got in zip([4], map(f, [2])):\n    assert got == wanted",
     "assert 3 < f(2) < 5",
     "assert f(2) in [4]",
     "assert [f(2)] == [4]",
