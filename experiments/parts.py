@@ -42,7 +42,7 @@ KEYS = {
     *("seed", "device", "threads", "label", "reward", "run", "command", "ablate"),
 }
 OF_OTHER_COMMANDS = ("completions", "num_problems", "num_held_out")  # which an experiment may set
-WITH_LINE_BREAKS = ("template", "system", "separator")  # options whose text holds line breaks now and then
+WITH_LINE_BREAKS = ("template", "system", "separator", "step_tag")  # options whose text holds line breaks now and then
 NOT_THE_TRAINERS = ("dir", "save_model")  # keys of ``run`` that the commands read themselves
 
 

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..prm.data import split_by_problem
 from ..prm.metrics import Predictions
+from ..prm.reliability import RIGHT
 from ..prm.steps import StepExample
 from ..verifiers import InputError
 
 if TYPE_CHECKING:  # they load torch
     from ..grpo.policy import Policy
     from ..prm.features import FrozenBackbone
+    from ..prm.implicit import ImplicitOptions
     from ..prm.model import StepModel
     from ..prm.training import PrmTrainingConfig
 
-__all__ = ["Fitting", "ProbedSteps", "Recipe", "TrainedSteps", "predict_steps"]
+__all__ = ["Fitting", "ProbedSteps", "Recipe", "TrainedOutcomes", "TrainedSteps", "predict_steps"]
 
 Scorer = Callable[[Sequence[StepExample]], Predictions]
 
@@ -91,6 +93,11 @@ class TrainedSteps:
         kept_back: Sequence[StepExample] = ()
         if self.calibration is not None:
             train, kept_back = split_by_problem(train, self.calibration_share, self.seed)
+            if len({label >= RIGHT for example in kept_back for label in example.labels if label is not None}) < 2:
+                raise InputError(
+                    f"prm.calibration_share={self.calibration_share}: the {len(kept_back)} solutions kept back for the "
+                    "calibration have no wrong step, or no right one; raise it"
+                )
         training = replace(self.training, cpu=fitting.device == "cpu")
         told = None if fitting.progress is None else _Told(fitting.progress)
         done = train_prm(model, train, held_out, training, fitting.folder, told, resume=True, stop=fitting.stop)
@@ -136,7 +143,7 @@ class ProbedSteps:
     Where all solutions are trained on and measured (``held_out=0``), predictions come from folds grouped by problem.
 
     Args:
-        backbone: what is read; None: the policy.
+        backbone: what is read; None: the policy, which is saved in ``backbone/`` of the run.
         position: look at the step's place as well; it knows how long the whole solution is.
         strengths, folds: values of C that inner folds choose from, with the layer; number of outer and inner folds.
         labelled_only: read no step after a solution's last labelled one.
@@ -156,12 +163,16 @@ class ProbedSteps:
         self, train: Sequence[StepExample], held_out: Sequence[StepExample], fitting: Fitting
     ) -> Scorer | None:
         from ..prm.features import FrozenBackbone
+        from ..prm.loading import quiet_files
         from ..prm.probe import train_probe
 
         backbone = self.backbone
         if backbone is None:
-            policy = fitting.policy()
-            backbone = FrozenBackbone(policy.model, policy.tokenizer)
+            policy, place = fitting.policy(), fitting.folder / "backbone"  # the probe is of no use without it
+            with quiet_files():
+                policy.model.save_pretrained(place)
+                policy.tokenizer.save_pretrained(place)
+            backbone = FrozenBackbone.load(place, device=fitting.device)
         done = train_probe(
             train,
             backbone,
@@ -179,6 +190,56 @@ class ProbedSteps:
         if judged is not None:
             return lambda _: judged.predictions
         return lambda examples: done.saved.predict(backbone, examples)
+
+
+@dataclass(frozen=True)
+class TrainedOutcomes:
+    """An implicit reward model, learned from outcomes of whole answers alone; the online scorer can begin with it.
+
+    Args:
+        options: how, see :class:`apportion.prm.implicit.ImplicitOptions`.
+        backbone: folder or hub name of a causal language model, which is the reference too; None: the policy.
+    """
+
+    options: ImplicitOptions
+    backbone: str | None = None
+
+    def __call__(
+        self, train: Sequence[StepExample], held_out: Sequence[StepExample], fitting: Fitting
+    ) -> Scorer | None:
+        import copy
+
+        from ..prm.implicit import encode_outcomes, implicit_rewards, train_implicit
+        from ..prm.loading import quiet_files
+
+        if train is held_out:
+            raise InputError("held_out=0: a trained model cannot be measured on what it was trained on; give a share")
+        model, tokenizer, encode = self._start(fitting)
+        reference = copy.deepcopy(model).eval().requires_grad_(False)
+        rows = encode_outcomes(train, tokenizer, encode=encode)
+        train_implicit(model.train(), reference, rows, self.options)
+        with quiet_files():
+            for part in (model.eval(), tokenizer):
+                part.save_pretrained(fitting.folder / "model")
+
+        def score(examples: Sequence[StepExample]) -> Predictions:
+            found = encode_outcomes(examples, tokenizer, encode=encode)
+            rewards = implicit_rewards(model, reference, found, beta=self.options.beta)
+            return [[float(own.double().sum().sigmoid())] for own in rewards]
+
+        return score
+
+    def _start(self, fitting: Fitting) -> tuple[Any, Any, Callable[[str], Sequence[int]] | None]:
+        if self.backbone is None:
+            policy = fitting.policy()
+            return policy.model, policy.tokenizer, policy.encode
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from ..prm.loading import load_model, reading, source_of
+
+        model, _ = load_model(self.backbone, AutoModelForCausalLM, "float32")
+        with reading(self.backbone):
+            return model.to(fitting.device), AutoTokenizer.from_pretrained(source_of(self.backbone)), None
 
 
 @dataclass(frozen=True)

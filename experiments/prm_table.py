@@ -45,8 +45,18 @@ def draw_measures(evaluation: Evaluation) -> None:
         first = predictor.fixed
         cells.append(_cell(first.mean_f1, first.mean_interval, digits=1))
         table.add_row(predictor.name, *cells, style="dim" if predictor.is_baseline else "")
-    width = None if sys.stdout.isatty() else 140
-    Console(file=sys.stdout, highlight=False, soft_wrap=True, width=width).print(table)
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    best = evaluation.best_of_n
+    if best is None:
+        return
+    table = Table(title=f"best of N, scored by {evaluation.predictors[0].name}", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("", overflow="fold")
+    for size, problems in zip(best.sizes, best.problems):
+        table.add_column(f"N = {size}\n{problems:,} problems", justify="right")
+    for rule, accuracy in best.accuracy.items():
+        table.add_row(rule, *(f"{value:.3f}" for value in accuracy))
+    console.print(table)
 
 
 def _cell(value: float, interval: object, digits: int = 3) -> str:

@@ -29,6 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(config: DictConfig) -> None:
     """The command around :func:`train`."""
     folder = run_path(config.run.dir).resolve()
+    if config.prm.path is not None and not any(_reads(node, config.prm.path) for node in config.verifiers.values()):
+        raise InputError(f"prm.path={config.prm.path}: no verifier reads it; add verifier@verifiers.steps=prm")
     state = train(config, overrides=task_overrides(), progress=True)
     if state == "interrupted":
         console().print(f"stopped; the same command with run.dir={folder} goes on from here", markup=False)
@@ -88,6 +90,10 @@ def _run(config: DictConfig, parts: Parts, task: Any, folder: Path, overrides: l
     if state == "finished" and config.run.save_model:
         _save_model(policy, folder)
     return state
+
+
+def _reads(node: Any, path: str) -> bool:
+    return isinstance(node, DictConfig) and node.get("path") == path
 
 
 def check_prompts(policy: Policy, task: Any, parts: Parts) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..verifiers import InputError
 from .batching import cut_batches, epoch_batches
 from .collate import pad_right
+from .data import StepData, load_steps
 from .rows import BadRow, Row, as_text, column, example_of, plain, shorten
 from .steps import StepExample
 from .tokenizing import bare_ids, encode_text
@@ -76,6 +78,34 @@ def outcomes(row: Row, *, label: str = "label", problem_id: str | None = None) -
         raise BadRow("empty_step", "the completion is empty")
     problem = None if problem_id is None else str(column(row, problem_id))
     return [example_of(prompt, [completion], [float(value)], "", problem, _sampled(row))]
+
+
+def load_outcomes(
+    path: str | Path,
+    *,
+    label: str = "label",
+    problem_id: str | None = None,
+    on_bad_row: Literal["stop", "skip"] = "stop",
+    split: str = "train",
+    subset: str | None = None,
+    limit: int | None = None,
+) -> StepData:
+    """Whole answers with their outcomes, from a file, folder, pattern or the hub (see :func:`outcomes`).
+
+    Args:
+        path, on_bad_row, split, subset, limit: see :func:`apportion.prm.data.load_steps`.
+        label, problem_id: see :func:`outcomes`.
+    """
+    return load_steps(
+        path,
+        outcomes,
+        on_bad_row=on_bad_row,
+        split=split,
+        subset=subset,
+        limit=limit,
+        label=label,
+        problem_id=problem_id,
+    )
 
 
 def _sampled(row: Row) -> Row:

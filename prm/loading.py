@@ -65,6 +65,11 @@ def read_folder(path: str | Path, changes: Mapping[str, Any]) -> tuple[Any, Any,
     from transformers.utils import cached_file
 
     source = source_of(path)
+    if not (Path(source) / "config.json").is_file():
+        if (Path(source) / "probe.json").is_file():
+            raise InputError(f"{path}: is a probe; use verifier=step_probe, which reads its backbone too")
+        if (Path(source) / "model" / "config.json").is_file():
+            raise InputError(f"{path}: is the folder of a run; give {path}/model")
     with reading(path):
         config = AutoConfig.from_pretrained(source)
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -78,6 +83,8 @@ def read_folder(path: str | Path, changes: Mapping[str, Any]) -> tuple[Any, Any,
         return config, tokenizer, TRL.changed(changes)
     if "style" in changes:
         return config, tokenizer, StepSettings().changed(changes)
+    if architecture.endswith("ForSequenceClassification"):
+        raise InputError(f"{path}: scores whole answers and no steps; use verifier=reward_model")
     raise InputError(
         f"{path}: has no {FILE} and is a {architecture or 'model of no kind'}; say how it is read, "
         "for example settings.style=tokens"
@@ -117,14 +124,16 @@ def loader_of(style: str, architecture: str) -> Any:
 
 @contextmanager
 def quiet_files() -> Iterator[None]:
-    """Without the library's bars for the reading and writing of weights."""
+    """Without the library's bars and tables for the reading and writing of weights."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # a table of weights that a new head lacks would look like a fault
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 

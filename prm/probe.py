@@ -211,6 +211,10 @@ class StepProbe:
         scored = self._saved.predict(self._backbone, examples, batch_tokens=self.batch_tokens)
         return [_verdict(example.steps, row, self.aggregate) for example, row in zip(examples, scored)]
 
+    def prepare(self) -> None:
+        """Load the backbone now, so that a missing or another one is refused before anything costs time."""
+        _ = self._backbone, self.segmenter or segmenter_of(self._saved.segmenter)
+
     def __getstate__(self) -> dict[str, Any]:
         """Options only: a copy in another process loads the model itself."""
         return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -91,6 +91,11 @@ def test_it_gives_credit_in_a_run(trained: Path) -> None:
     assert any(row.get("credit/uncovered_spans") == 0 for row in rows)
 
 
+def test_the_folder_of_the_run_in_place_of_the_model_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "eval-prm", "prm_data=stepwise", "prm_data.path=x.jsonl", f"+models.mine={trained}")
+    assert line.endswith(f"is the folder of a run; give {trained}/model")
+
+
 def test_a_finished_run_is_not_overwritten(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (trained / "prm_report.html").read_bytes()
     assert "holds a finished run; choose another run.dir" in refused(capsys, "train-prm", *SMALL, f"run.dir={trained}")
@@ -176,3 +181,53 @@ def test_a_trained_model_is_not_measured_on_its_own_examples(
 ) -> None:
     arguments = ["train-prm", *SMALL, "prm_data=stepwise", f"prm_data.path={held_out(trained)}", "held_out=0"]
     assert "held_out=0: a trained model cannot be measured" in refused(capsys, *arguments, f"run.dir={tmp_path / 'x'}")
+
+
+def test_a_probe_on_the_policy_keeps_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["experiment=smoke", "warm_start.steps=40", "run.resamples=20", "threads=1"]
+    main(["train-prm", *small, "prm=probe", "prm.backbone=null", f"run.dir={tmp_path / 'probe'}"])
+    capsys.readouterr()
+    labelled = ["eval-prm", "prm_data=stepwise", f"prm_data.path={held_out(tmp_path / 'probe')}"]
+    probe = tmp_path / "probe" / "model"
+    assert "use verifier=step_probe" in refused(capsys, *labelled, f"+models.mine={probe}")
+    main([*labelled,
+          "+verifier@models.mine=step_probe", f"models.mine.path={tmp_path / 'probe' / 'model'}", "threads=1",
+          "run.resamples=20", f"run.dir={tmp_path / 'eval'}"])  # fmt: skip
+    _, trained_scores, _ = read_scores(tmp_path / "probe" / "scores.jsonl")
+    _, used_scores, _ = read_scores(tmp_path / "eval" / "scores.jsonl")
+    for row, other in zip(trained_scores["PRM"], used_scores["mine"], strict=True):
+        assert row == pytest.approx(other, abs=1e-6)
+
+
+def test_a_calibration_needs_right_and_wrong_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "steps.jsonl"
+    data.write_text("".join(f'{{"prompt": "p{n}", "completions": ["a"], "labels": [1]}}\n' for n in range(20)))
+    line = refused(capsys, "train-prm", "prm_data=stepwise", f"prm_data.path={data}", "prm.calibration=isotonic",
+                   "warm_start.steps=1", "threads=1", f"run.dir={tmp_path / 'run'}")  # fmt: skip
+    assert "prm.calibration_share=0.1: the" in line
+
+
+def test_an_implicit_model_is_learned_from_outcomes_and_goes_on_online(trained: Path, tmp_path: Path) -> None:
+    steps = [json.loads(line) for line in held_out(trained).read_text().splitlines()]
+    rows = [{"prompt": s["prompt"], "completion": s["completion"], "label": n % 2} for n, s in enumerate(steps)]
+    (tmp_path / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tmp_path / "implicit"
+    main(["train-prm", "prm=implicit", "prm_data=outcomes", f"prm_data.path={tmp_path / 'outcomes.jsonl'}",
+          "experiment=smoke", "warm_start.steps=40", "held_out=0.5", "run.resamples=20", "prm.options.epochs=1",
+          "threads=1", f"run.dir={folder}"])  # fmt: skip
+    _, predictions, _ = read_scores(folder / "scores.jsonl")
+    scores = [p for row in predictions["PRM"] for p in row]
+    assert len(set(scores)) > 1
+    assert all(0 < p < 1 for p in scores)
+    main(["train", "experiment=smoke", "warm_start.steps=40", "run.steps=1", "run.eval_every=0", "threads=1",
+          "credit=process/prime", "scorer@scorers.implicit=implicit_online",
+          f"scorers.implicit.path={folder / 'model'}", f"run.dir={tmp_path / 'online'}"])  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "online" / "metrics.jsonl").read_text().splitlines()]
+    assert any("implicit/loss" in row for row in rows)
+
+
+def test_a_model_that_no_verifier_reads_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "experiment=smoke", f"prm.path={trained / 'model'}", f"run.dir={tmp_path / 'x'}"]
+    assert "no verifier reads it; add verifier@verifiers.steps=prm" in refused(capsys, *arguments)
