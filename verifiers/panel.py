@@ -92,8 +92,8 @@ def judge(
             takes keyword arguments: prompts, completions, and the columns that every sample of the call has.
         samples: may be empty; then no verifier is called.
         timeout_s: longest one call of a verifier may take, in seconds, and of one with ``background`` this for each
-            sample; None waits for ever. Once two samples asked
-            alone have taken longer, the others of the batch abstain unasked.
+            sample; None waits for ever. Once two samples asked alone have taken longer, the others of the batch
+            abstain unasked.
 
     >>> panel = {"short": lambda samples: [len(s.completion) < 3 for s in samples], "broken": lambda samples: [1 / 0]}
     >>> result = judge(panel, [Sample("q", "ab"), Sample("q", "abc")])
@@ -166,11 +166,12 @@ def _judge_all(
     """Verdicts of one verifier in the samples' order, where it faulted, and a line on the first fault."""
     if not samples:
         return [], [], None
-    if timeout_s is not None and getattr(verifier, "background", False) is True:
-        timeout_s *= len(samples)  # it judges them one by one, or some at a time, and has limits of its own
+    limit = timeout_s
+    if limit is not None and getattr(verifier, "background", False) is True:
+        limit *= len(samples)  # it judges them one by one, or some at a time, and has limits of its own
     batch_fault: Exception | None = None
     try:
-        replies = _ask(verifier, samples, timeout_s)
+        replies = _ask(verifier, samples, limit)
     except Exception as fault:
         alone = len(samples) > 1 and not isinstance(fault, _WrongLength)
         batch_fault, replies = fault, _each_alone(verifier, samples, timeout_s) if alone else [fault] * len(samples)

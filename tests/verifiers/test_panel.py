@@ -379,3 +379,15 @@ def test_an_async_verifier_works_where_an_event_loop_runs_already():
 
     result = asyncio.run(notebook_cell())
     assert (scores(result, "v"), result.errors) == ([0.5] * 3, {"v": 0})
+
+
+def test_a_verifier_that_limits_itself_has_the_time_for_each_sample():
+    class Slow:
+        background = True
+
+        def __call__(self, samples):
+            threading.Event().wait(0.05 * len(samples))
+            return [1.0] * len(samples)
+
+    result = judge({"v": Slow()}, SAMPLES * 2, timeout_s=0.1)
+    assert (scores(result, "v"), result.errors) == ([1.0] * 6, {"v": 0})
