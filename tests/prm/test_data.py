@@ -409,7 +409,7 @@ FILES = sorted((Path(apportion.conf.__file__).parent / "prm_data").glob("*.yaml"
 
 
 def test_there_is_a_file_for_every_format():
-    assert {path.stem for path in FILES} == {*get_args(Format), "champ"}
+    assert {path.stem for path in FILES} == {*get_args(Format), "champ", "outcomes"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
