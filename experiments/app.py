@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NoReturn
@@ -19,7 +19,15 @@ from ..verifiers import InputError
 from .build import build
 from .explain import CONFIG_FOLDER, explain
 
-__all__ = ["CONFIG_FOLDER", "build", "file_override", "hydra_command", "quoted_override", "task_overrides"]
+__all__ = [
+    "CONFIG_FOLDER",
+    "build",
+    "check_keys",
+    "file_override",
+    "hydra_command",
+    "quoted_override",
+    "task_overrides",
+]
 
 
 def _run_name() -> str:
@@ -73,6 +81,24 @@ def file_override(argument: str) -> str:
     """``file=...`` of a bare first argument; elsewhere a bare one could be the value of a flag."""
     bare = not argument.startswith(("-", "~", "+")) and "=" not in argument
     return quoted_override("file", argument) if bare else argument
+
+
+def check_keys(config: DictConfig, known: Iterable[str], *, experiments: bool = True) -> None:
+    """Refuse a key at the top that nothing reads, such as ``+rewards=1``.
+
+    Args:
+        config: of a command.
+        known: its keys.
+        experiments: where an experiment is chosen all pass, as it may hold keys of other commands.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if experiments and HydraConfig.get().runtime.choices.get("experiment") is not None:
+        return
+    names = sorted(known)
+    for key in map(str, config):
+        if key not in names:
+            raise InputError(f"{key}: nothing reads this key; there are: {', '.join(names)}")
 
 
 def task_overrides() -> list[str]:

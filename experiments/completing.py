@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..credit.align import decode_text, token_offsets
 from ..grpo.collect import as_sample, collect, encode_prompts
 from ..grpo.policy import Policy
+from ..grpo.prefix_values import prefix_parts
 from ..grpo.sampling import Generation, RolloutConfig, sample_groups
 from ..grpo.seeds import named_seed
 from ..grpo.task import Problem
@@ -69,7 +70,15 @@ class Completer:
         read = {id(solution): _tokens(self.policy, solution.sample) for solution, _ in prefixes}
         kept = [prefix_ids(self.policy, solution, count, read[id(solution)]) for solution, count in prefixes]
         endings: dict[int, list[Sample]] = {}
-        for part in self._parts([len(prompt) for prompt in prompts], [len(ids) for ids in kept], k):
+        together = prefix_parts(
+            [len(prompt) for prompt in prompts],
+            [len(ids) for ids in kept],
+            copies=k,
+            rows=self.rows,
+            limit=self.rollout.max_new_tokens,
+            positions=self.policy.max_positions,
+        )
+        for part in together:
             generations = sample_groups(
                 self.policy,
                 [[*prompts[row], *kept[row]] for row in part],
@@ -96,22 +105,6 @@ class Completer:
         ids, limit = [*prefix, *ending.ids], self.rollout.max_new_tokens
         cut = ending.truncated or len(ids) > limit
         return as_sample(self.policy, problem, prompt, Generation(ids[:limit], [], cut))
-
-    def _parts(self, prompts: Sequence[int], prefixes: Sequence[int], k: int) -> Iterator[list[int]]:
-        """Rows to be sampled together, short prefixes first: few enough, and none runs beyond the last position.
-
-        All of a part get the tokens that its shortest prefix has left.
-        """
-        positions, part = self.policy.max_positions, list[int]()
-        for row in sorted(range(len(prefixes)), key=lambda row: prefixes[row]):
-            shortest = prefixes[part[0] if part else row]
-            longest = prompts[row] + prefixes[row] + self.rollout.max_new_tokens - shortest
-            if part and ((len(part) + 1) * k > self.rows or (positions is not None and longest > positions)):
-                yield part
-                part = []
-            part.append(row)
-        if part:
-            yield part
 
 
 def prefix_ids(policy: Policy, solution: Solution, count: int, tokens: Tokens | None) -> list[int]:

@@ -17,7 +17,7 @@ from ..prm.metrics import Predictions
 from ..prm.steps import StepExample
 from ..verifiers import InputError, Sample
 from ..verifiers.panel import gives_spans, judge
-from .app import build, hydra_command, task_overrides
+from .app import build, check_keys, hydra_command, task_overrides
 from .build import check_value
 from .candidates import best_of_n, read_candidates
 from .parts import prepare
@@ -42,9 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(config: DictConfig) -> None:
     """The command around :func:`eval_prm`."""
     folder = run_path(config.run.dir).resolve()
-    for key in map(str, config):
-        if key not in KEYS:
-            raise InputError(f"{key}: nothing reads this key; there are: {', '.join(sorted(KEYS))}")
+    check_keys(config, KEYS, experiments=False)
     eval_prm(config, folder, command=shlex.join(["apportion", "eval-prm", *task_overrides()]))
     sys.stdout.write(f"{folder}\n")
 

@@ -19,7 +19,7 @@ from ..grpo.files import write_text
 from ..prm.labels import Ask, Labeler, Solution, label_row, side
 from ..verifiers import InputError, Sample, Verdict
 from ..verifiers.panel import judge
-from .app import build, file_override, hydra_command, task_overrides
+from .app import build, check_keys, file_override, hydra_command, task_overrides
 from .build import check_value
 from .label_input import Cut, Work, cut_of, work_of
 from .label_view import draw_labels
@@ -50,7 +50,7 @@ def run_command(config: DictConfig) -> None:
     """The command around :func:`label_into`."""
     folder = run_path(config.run.dir).resolve()
     check_line_breaks(task_overrides())
-    _check_keys(config)
+    check_keys(config, KEYS)
     try:
         with StepProgress(visible=True) as bar:
             told = label_into(config, folder, bar)
@@ -260,17 +260,6 @@ def _completer(config: DictConfig, bar: StepProgress) -> Completer:
     policy = source.build(device(config.device))
     warm_start(policy, source.key, task, start, progress=bar.section("warm start", start.steps))
     return Completer(policy, rollout, config.seed, config.run.rows)
-
-
-def _check_keys(config: DictConfig) -> None:
-    """Refuse keys that nothing reads; an experiment may hold those of other commands."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if HydraConfig.get().runtime.choices.get("experiment") is not None:
-        return
-    for key in map(str, config):
-        if key not in KEYS:
-            raise InputError(f"{key}: nothing reads this key; there are: {', '.join(sorted(KEYS))}")
 
 
 def _check_options(config: DictConfig) -> None:

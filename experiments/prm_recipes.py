@@ -34,7 +34,7 @@ class Fitting:
         segmenter: that cut the steps, or None where nobody knows.
         folder: of the run.
         device: torch device.
-        progress: told (updates done, updates in all, the latest figures).
+        progress: told the figures of a fit, see :data:`apportion.prm.fitting.Progress`.
         stop: asked now and then; True ends the training at a checkpoint.
     """
 
@@ -42,7 +42,7 @@ class Fitting:
     segmenter: Any
     folder: Path
     device: str
-    progress: Callable[[int, int, Mapping[str, float]], None] | None = None
+    progress: Callable[[Mapping[str, float]], None] | None = None
     stop: Callable[[], bool] | None = None
 
 
@@ -99,8 +99,9 @@ class TrainedSteps:
                     "calibration have no wrong step, or no right one; raise it"
                 )
         training = replace(self.training, cpu=fitting.device == "cpu")
-        told = None if fitting.progress is None else _Told(fitting.progress)
-        done = train_prm(model, train, held_out, training, fitting.folder, told, resume=True, stop=fitting.stop)
+        done = train_prm(
+            model, train, held_out, training, fitting.folder, fitting.progress, resume=True, stop=fitting.stop
+        )
         if not done.finished:
             return None
         if self.calibration is not None:
@@ -240,16 +241,6 @@ class TrainedOutcomes:
         model, _ = load_model(self.backbone, AutoModelForCausalLM, "float32")
         with reading(self.backbone):
             return model.to(fitting.device), AutoTokenizer.from_pretrained(source_of(self.backbone)), None
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Figures of a training, passed on as progress."""
-
-    progress: Callable[[int, int, Mapping[str, float]], None]
-
-    def __call__(self, figures: Mapping[str, float]) -> None:
-        self.progress(int(figures["update"]), int(figures["updates"]), figures)
 
 
 def predict_steps(model: StepModel, examples: Sequence[StepExample], *, batch_tokens: int = 16_384) -> Predictions:

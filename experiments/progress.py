@@ -79,6 +79,20 @@ class StepProgress:
         section = self.section(name, total)
         return None if section is None else lambda done: section(done, None)
 
+    def fitting(self) -> Callable[[Mapping[str, float]], None]:
+        """A section that is told the figures of :func:`apportion.prm.fitting.fit`; it shows updates and loss."""
+        sections: dict[int, Callable[[int, float | None], None] | None] = {}
+
+        def told(figures: Mapping[str, float]) -> None:
+            updates = int(figures["updates"])
+            if updates not in sections:
+                sections[updates] = self.section("training", updates)
+            section = sections[updates]
+            if section is not None and "train/loss" in figures:
+                section(int(figures["update"]), figures["train/loss"])
+
+        return told
+
     def training(self, total: int) -> Callable[[int, Mapping[str, float]], None] | None:
         """The main section: success (held-out and sampled), KL, length and gradient norm. A log gets evaluations."""
         if self._screen is None:

@@ -24,6 +24,7 @@ __all__ = [
     "hold_folder",
     "plain_config",
     "read_status",
+    "refuse_finished",
     "refuse_other_run",
     "run_folder",
     "run_path",
@@ -125,6 +126,22 @@ def refuse_other_run(folder: Path, config: dict[str, Any]) -> None:
             f"run.dir={folder}: holds an unfinished run with other options ({key}); repeat its options to go on, or "
             "choose another run.dir"
         )
+
+
+def refuse_finished(folder: Path, config: dict[str, Any], result: str) -> None:
+    """Raise an InputError where ``folder`` holds a finished run, or one with other options; the same run goes on.
+
+    Args:
+        folder: of the run.
+        config: plain values, as in its ``config.yaml``.
+        result: the file that a finished run leaves.
+    """
+    if not (folder / "config.yaml").exists():
+        return
+    if (folder / result).exists():
+        raise InputError(f"run.dir={folder}: holds a finished run; choose another run.dir")
+    if (key := difference(folder, config)) is not None:
+        raise InputError(f"run.dir={folder}: holds a run with other options ({key}); choose another run.dir")
 
 
 def difference(folder: Path, config: dict[str, Any]) -> str | None:

@@ -14,13 +14,13 @@ from omegaconf import DictConfig
 
 from ..grpo.files import write_text
 from ..verifiers import InputError
-from .app import build, hydra_command, task_overrides
+from .app import build, check_keys, hydra_command, task_overrides
 from .build import check_value
 from .eval_prm import check_measuring
 from .parts import check_line_breaks
 from .prm_recipes import Fitting
 from .progress import StepProgress, console
-from .rundir import difference, hold_folder, plain_config, run_path
+from .rundir import hold_folder, plain_config, refuse_finished, run_path
 from .train import device, set_threads
 
 if TYPE_CHECKING:  # it loads torch
@@ -79,17 +79,18 @@ def train_prm(config: DictConfig, folder: Path, *, command: str, progress: bool 
     recipe = build(config.get("prm"), "prm")
     set_threads(config)
     with hold_folder(folder):
-        _refuse_other(folder, plain)
+        refuse_finished(folder, plain, "prm_report.html")
         write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         with StepProgress(progress) as bar:
             sets = step_sets(config, folder, bar)
             stop = StopRequest()
-            told = _training_bar(bar)
             segmenter = None if config.segmenter is None else build(config.segmenter, "segmenter", function=True)
             if note := segmenter_note(segmenter, sets.train):
                 console().print(note, markup=False, style="yellow")
             with stop.listening():
-                fitting = Fitting(lambda: _policy(config, bar), segmenter, folder, device(config.device), told, stop)
+                fitting = Fitting(
+                    lambda: _policy(config, bar), segmenter, folder, device(config.device), bar.fitting(), stop
+                )
                 scorer = recipe(sets.train, sets.held_out, fitting)
         if scorer is None:
             return False
@@ -134,18 +135,6 @@ def _measured(config: DictConfig, sets: Any, predictions: Mapping[str, Any], fol
     return evaluation
 
 
-def _training_bar(bar: StepProgress) -> Any:
-    """Progress of the training: updates, and the loss."""
-    sections: dict[int, Any] = {}
-
-    def told(done: int, updates: int, figures: Mapping[str, float]) -> None:
-        section = sections.setdefault(updates, bar.section("training", updates))
-        if section is not None and "train/loss" in figures:
-            section(done, figures["train/loss"])
-
-    return told
-
-
 def _policy(config: DictConfig, bar: StepProgress) -> Policy:
     """The policy as it starts the training of GRPO."""
     from .warmstart import warm_start
@@ -158,13 +147,8 @@ def _policy(config: DictConfig, bar: StepProgress) -> Policy:
 
 
 def _check_keys(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse what nothing reads: keys of no meaning, save those of an experiment, and options of the other way."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if HydraConfig.get().runtime.choices.get("experiment") is None:
-        for key in map(str, config):
-            if key not in KEYS:
-                raise InputError(f"{key}: nothing reads this key; there are: {', '.join(sorted(KEYS))}")
+    """Refuse what nothing reads: keys of no meaning, and options of the other way."""
+    check_keys(config, KEYS)
     labelled = config.get("prm_data") is not None
     for override in overrides:
         key = re.split(r"[.=@]", override.lstrip("+~"), maxsplit=1)[0]
@@ -172,16 +156,6 @@ def _check_keys(config: DictConfig, overrides: Sequence[str]) -> None:
             raise InputError(f"{override}: nothing reads it with prm_data, whose solutions have labels; leave one out")
         if not labelled and key == "held_out":
             raise InputError(f"{override}: nothing reads it without prm_data; give num_held_out, a number of problems")
-
-
-def _refuse_other(folder: Path, plain: dict[str, Any]) -> None:
-    """A finished run stays as it is, and only the same one goes on in a folder."""
-    if not (folder / "config.yaml").exists():
-        return
-    if (folder / "prm_report.html").exists():
-        raise InputError(f"run.dir={folder}: holds a finished run; choose another run.dir")
-    if (key := difference(folder, plain)) is not None:
-        raise InputError(f"run.dir={folder}: holds a run with other options ({key}); choose another run.dir")
 
 
 if __name__ == "__main__":

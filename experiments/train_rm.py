@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 
 from ..grpo.files import write_text
 from ..verifiers import InputError
-from .app import build, hydra_command, task_overrides
+from .app import build, check_keys, hydra_command, task_overrides
 from .progress import StepProgress, console
-from .rundir import difference, hold_folder, plain_config, run_path
+from .rundir import hold_folder, plain_config, refuse_finished, run_path
 from .train import device, set_threads
 
 __all__ = ["main", "train_rm"]
@@ -35,9 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_command(config: DictConfig) -> None:
     """The command around :func:`train_rm`."""
-    for key in map(str, config):
-        if key not in KEYS:
-            raise InputError(f"{key}: nothing reads this key; there are: {', '.join(sorted(KEYS))}")
+    check_keys(config, KEYS, experiments=False)
     folder = run_path(config.run.dir).resolve()
     measures = train_rm(config, folder, command=shlex.join(["apportion", "train-rm", *task_overrides()]), progress=True)
     if measures is None:
@@ -70,22 +68,23 @@ def train_rm(config: DictConfig, folder: Path, *, command: str, progress: bool =
     training = replace(build(config.training, "training"), cpu=device(config.device) == "cpu")
     set_threads(config)
     with hold_folder(folder):
-        _refuse_other(folder, plain)
+        refuse_finished(folder, plain, "result.json")
         write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         train, held_out = _split(pairs, config.held_out, config.seed)
         model, tokenizer = reward_backbone(config.backbone, dtype=config.dtype, seed=config.seed)
         stop = StopRequest()
         with StepProgress(progress) as bar, stop.listening():
-            section: Any = None
-
-            def told(figures: Mapping[str, float]) -> None:
-                nonlocal section
-                section = section or bar.section("training", int(figures["updates"]))
-                if section is not None and "train/loss" in figures:
-                    section(int(figures["update"]), figures["train/loss"])
-
             done = train_reward_model(
-                model, tokenizer, train, held_out, training, folder, told, layout=config.layout, resume=True, stop=stop
+                model,
+                tokenizer,
+                train,
+                held_out,
+                training,
+                folder,
+                bar.fitting(),
+                layout=config.layout,
+                resume=True,
+                stop=stop,
             )
         if not done.finished:
             return None
@@ -104,16 +103,6 @@ def _split(pairs: list[Any], held_out: float, seed: int) -> tuple[list[Any], lis
         if not part:
             raise InputError(f"held_out={held_out}: of {len(pairs)} pairs none is left to {name}; change the share")
     return parts
-
-
-def _refuse_other(folder: Path, plain: dict[str, Any]) -> None:
-    """A finished run stays as it is, and only the same one goes on in a folder."""
-    if not (folder / "config.yaml").exists():
-        return
-    if (folder / "result.json").exists():
-        raise InputError(f"run.dir={folder}: holds a finished run; choose another run.dir")
-    if (key := difference(folder, plain)) is not None:
-        raise InputError(f"run.dir={folder}: holds a run with other options ({key}); choose another run.dir")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from ..grpo.files import write_text
 from ..verifiers import InputError, Sample
 from ..verifiers.panel import judge
-from .app import build, file_override, hydra_command
+from .app import build, check_keys, file_override, hydra_command
 from .build import check_value
 from .parts import prepare
 from .progress import StepProgress, console
@@ -27,7 +27,7 @@ from .verdict_view import draw_faults, draw_table
 
 __all__ = ["main", "own_target", "verify"]
 
-KEYS = ("file", "completions", "prompt", "completion", "reference", "verifier", "verifiers")
+KEYS = ("file", "completions", "prompt", "completion", "reference", "verifier", "verifiers", "run", "command")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,7 +46,7 @@ def own_target(arguments: list[str]) -> list[str]:
 def run_command(config: DictConfig) -> None:
     """The command around :func:`verify`."""
     folder = run_path(config.run.dir).resolve()
-    _check_keys(config)
+    check_keys(config, KEYS)
     verifiers = _verifiers(config)
     prepare(verifiers, "")
     samples = list(_samples(config))
@@ -152,15 +152,6 @@ def _verifiers(config: DictConfig) -> dict[str, Any]:
             "verifier: give one: verifier=arithmetic, or '~verifier' +verifier._target_=my_file.my_verifier"
         )
     return found
-
-
-def _check_keys(config: DictConfig) -> None:
-    if _choices().get("experiment") is not None:
-        return  # it may hold keys of other commands
-    known = (*KEYS, "run", "command")
-    for key in map(str, config):
-        if key not in known:
-            raise InputError(f"{key}: nothing reads this key; there are: {', '.join(known[:-1])}")
 
 
 def _choices() -> dict[str, Any]:

@@ -69,7 +69,7 @@ def collect(
     prompts = encode_prompts(policy, problems, config.max_new_tokens)
 
     def sample_of(group: int, generation: Generation) -> Sample:
-        return as_sample(policy, problems[group], prompts[group], generation)
+        return as_sample(policy, problems[group], prompts[group], generation, located=True)
 
     with EarlyJudging(panel) as judging:
         early: dict[int, Sample] = {}
@@ -191,18 +191,26 @@ def encode_prompts(policy: Policy, problems: Sequence[Problem], max_new_tokens: 
     return prompts
 
 
-def as_sample(policy: Policy, problem: Problem, prompt_ids: Sequence[int], generation: Generation) -> Sample:
-    """A completion as verifiers see it, with the ids for those that read tokens, and what the policy did not write."""
+def as_sample(
+    policy: Policy, problem: Problem, prompt_ids: Sequence[int], generation: Generation, *, located: bool = False
+) -> Sample:
+    """A completion as verifiers see it, with the ids for those that read tokens, and what the policy did not write.
+
+    Args:
+        located: put the characters of each id beside them, as ``offsets``; they cost more than all else here.
+    """
     text = decode_text(policy.tokenizer, generation.ids)
-    offsets = token_offsets(policy.tokenizer, generation.ids, text)
+    offsets = None
+    if located or generation.model_mask is not None:
+        offsets = token_offsets(policy.tokenizer, generation.ids, text)
     facts = {
         "num_tokens": len(generation.ids),
         "truncated": generation.truncated,
         "prompt_ids": tuple(prompt_ids),
         "completion_ids": tuple(generation.ids),
-        "offsets": offsets,
         "tokenizer": tokenizer_fingerprint(policy.tokenizer),
-        "tool_spans": _put_in(generation, offsets),
+        "tool_spans": [] if offsets is None else _put_in(generation, offsets),
+        **({} if offsets is None else {"offsets": offsets}),
     }
     return Sample(problem.prompt, text, problem.reference, {**problem.metadata, **facts})
 

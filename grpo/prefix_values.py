@@ -19,7 +19,7 @@ from .sampling import Generation, RolloutConfig, sample_groups
 from .seeds import named_seed
 from .task import Problem
 
-__all__ = ["PrefixValuer", "Valued"]
+__all__ = ["PrefixValuer", "Valued", "prefix_parts"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,15 @@ class PrefixValuer:
     ) -> tuple[list[tuple[_State, list[tuple[list[int], bool]]]], int]:
         """For each state its continuations, each with whether the limit cut it; and the tokens generated in all."""
         endings, tokens = [], 0
-        for part in self._parts(states, config.max_new_tokens, policy.max_positions):
+        together = prefix_parts(
+            [len(state.prompt) for state in states],
+            [len(state.prefix) for state in states],
+            copies=self.num_samples,
+            rows=self.rows,
+            limit=config.max_new_tokens,
+            positions=policy.max_positions,
+        )
+        for part in ([states[row] for row in rows] for rows in together):
             generations = sample_groups(
                 policy,
                 [[*state.prompt, *state.prefix] for state in part],
@@ -172,21 +180,33 @@ class PrefixValuer:
                 endings.append((state, [(g.ids[:left], g.truncated or len(g.ids) > left) for g in own]))
         return endings, tokens
 
-    def _parts(self, states: Sequence[_State], limit: int, positions: int | None) -> Iterator[list[_State]]:
-        """States to be sampled together: few enough, and none runs beyond the model's last position.
 
-        All of a part get the tokens that its shortest prefix has left; what is too much is cut off afterwards.
-        """
-        part: list[_State] = []
-        for state in states:
-            longest = len(state.prompt) + len(state.prefix) + limit - len((part or [state])[0].prefix)
-            full = (len(part) + 1) * self.num_samples > self.rows
-            if part and (full or (positions is not None and longest > positions)):
-                yield part
-                part = []
-            part.append(state)
-        if part:
+def prefix_parts(
+    prompts: Sequence[int], prefixes: Sequence[int], *, copies: int, rows: int, limit: int, positions: int | None
+) -> Iterator[list[int]]:
+    """Prefixes to be continued together, short ones first: few enough, and none runs beyond the last position.
+
+    All of a part get the tokens that its shortest prefix has left; what is too much is cut off afterwards.
+
+    Args:
+        prompts, prefixes: N lengths in tokens.
+        copies: continuations of each.
+        rows: most continuations of a part, if it has more than one prefix.
+        limit: longest answer, its prefix included.
+        positions: of the model, or None.
+
+    >>> list(prefix_parts([2, 2, 2], [5, 0, 1], copies=2, rows=4, limit=8, positions=None))
+    [[1, 2], [0]]
+    """
+    part: list[int] = []
+    for row in sorted(range(len(prefixes)), key=lambda row: prefixes[row]):
+        longest = prompts[row] + prefixes[row] + limit - prefixes[part[0] if part else row]
+        if part and ((len(part) + 1) * copies > rows or (positions is not None and longest > positions)):
             yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
 
 
 def _state(problems: Sequence[Problem], rollout: Rollout, length: int) -> _State:

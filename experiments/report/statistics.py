@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
+
+from ...prm.intervals import Interval
 
 __all__ = [
     "LEVEL",
@@ -35,21 +37,6 @@ Verdict = Literal["better", "worse", "no difference shown"]
 RESAMPLES = 20_000
 LEVEL = 0.05
 _EXACT_SIGN_FLIPS = 16
-
-
-class Interval(NamedTuple):
-    """A range of values; both ends NaN where no interval can be given."""
-
-    low: float
-    high: float
-
-    @property
-    def known(self) -> bool:
-        return not math.isnan(self.low)
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
