@@ -69,11 +69,13 @@ class EarlyJudging:
         verdicts: list[dict[str, Verdict]] = [{} for _ in samples]
         faulted: dict[str, list[int]] = {}
         first_error: dict[str, str] = {}
+        seconds: dict[str, float] = {}
         for name in self._panel.verifiers:
             if name in others:
                 parts = [(list(range(len(samples))), told)]
             else:
                 parts = [(rows, futures[name].result()) for rows, futures in self._asked]
+            seconds[name] = sum(part.seconds[name] for _, part in parts)
             faulted[name] = sorted(rows[place] for rows, part in parts for place in part.faulted[name])
             for rows, part in parts:
                 for row, said in zip(rows, part.verdicts):
@@ -81,7 +83,7 @@ class EarlyJudging:
             note = next((part.first_error[name] for _, part in parts if name in part.first_error), None)
             if note is not None:
                 first_error[name] = note
-        return PanelResult(verdicts, faulted, first_error)
+        return PanelResult(verdicts, faulted, first_error, seconds)
 
 
 class _Lane:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import index
 from typing import Any, SupportsFloat, TypeVar
@@ -38,11 +39,13 @@ class PanelResult:
         faulted: by verifier, the samples (places, in order) that a fault left without a verdict.
         first_error: by verifier, one line on its first fault. A batch call that failed while every sample passed
             alone stands here too, without a faulted sample: nothing was lost, but the verifier wants mending.
+        seconds: by verifier, wall time of its calls.
     """
 
     verdicts: list[dict[str, Verdict]]
     faulted: dict[str, list[int]]
     first_error: dict[str, str]
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> dict[str, int]:
@@ -105,13 +108,16 @@ def judge(
     columns: dict[str, list[Verdict]] = {}
     faulted: dict[str, list[int]] = {}
     first_error: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     for name, verifier in verifiers.items():
+        began = time.perf_counter()
         own = [replace(sample, metadata=dict(sample.metadata)) for sample in samples]  # none changes what the next sees
         columns[name], faulted[name], note = _judge_all(name, verifier, own, timeout_s)
+        seconds[name] = time.perf_counter() - began
         if note:
             first_error[name] = note
     rows = [{name: column[row] for name, column in columns.items()} for row in range(len(samples))]
-    return PanelResult(rows, faulted, first_error)
+    return PanelResult(rows, faulted, first_error, seconds)
 
 
 def weighted_reward(verdicts: Mapping[str, Verdict], weights: Mapping[str, float]) -> float | None:
