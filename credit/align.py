@@ -1,7 +1,8 @@
-"""From spans of characters to masks of tokens, on the offsets of the sampled ids."""
+"""From spans of characters to masks of tokens, on the offsets of the sampled ids or on a library's, once repaired."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..verifiers import Span
-from .offsets import Offsets, decode_text, fill_holes, repair_offsets, token_offsets
+from .offsets import OffsetArrays, Offsets, decode_text, token_offsets
 
 __all__ = [
     "SpanTable",
@@ -93,25 +94,26 @@ def spans_table(
     """
     if len(spans) != len(offsets):
         raise ValueError(f"{len(spans)} rows of spans for {len(offsets)} rows of offsets")
-    rows, columns = len(spans), max(map(len, spans), default=0)
-    where: list[tuple[int, int]] = []
-    extents: list[tuple[int, int]] = []
-    scores: list[float] = []
-    for row, row_spans in enumerate(spans):
-        text = None if texts is None else texts[row]
-        ordered = sorted((*_extent(span, text), index) for index, span in enumerate(row_spans))
-        where += [(row, column) for column in range(len(ordered))]
-        extents += [(start, stop) for start, stop, _ in ordered]
-        scores += [row_spans[index].score for _, _, index in ordered]
-    start, stop = torch.zeros(2, rows, columns, dtype=torch.long)
-    score, mask = torch.zeros(rows, columns), torch.zeros(rows, columns, dtype=torch.bool)
-    if where:
-        row_index, column_index = torch.tensor(where).unbind(1)
-        first, last = (torch.from_numpy(side) for side in _token_ranges(offsets, row_index.numpy(), extents))
-        start[row_index, column_index], stop[row_index, column_index] = first, last
-        score[row_index, column_index] = torch.tensor(scores)
-        mask[row_index, column_index] = last > first
-    return SpanTable(start, stop, score, mask, uncovered=len(where) - int(mask.sum()))
+    counts = np.array([len(row_spans) for row_spans in spans], dtype=np.int64)
+    row_texts = [None] * len(spans) if texts is None else texts
+    pairs = [_extent(span, text) for row_spans, text in zip(spans, row_texts, strict=True) for span in row_spans]
+    extents = np.fromiter(chain.from_iterable(pairs), np.int64, count=2 * len(pairs)).reshape(-1, 2)
+    scores = torch.tensor([span.score for row_spans in spans for span in row_spans], dtype=torch.float32).numpy()
+    row = np.repeat(np.arange(len(counts)), counts)
+    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.lexsort((extents[:, 1], extents[:, 0], row))
+    first, last = _token_ranges(offsets, row, extents[order])
+    start, stop = np.zeros((2, len(counts), counts.max(initial=0)), dtype=np.int64)
+    score, mask = np.zeros(start.shape, dtype=np.float32), np.zeros(start.shape, dtype=bool)
+    start[row, column], stop[row, column] = first, last
+    score[row, column], mask[row, column] = scores[order], last > first
+    return SpanTable(
+        start=torch.from_numpy(start),
+        stop=torch.from_numpy(stop),
+        score=torch.from_numpy(score),
+        mask=torch.from_numpy(mask),
+        uncovered=int(np.count_nonzero(last <= first)),
+    )
 
 
 def spans_to_tokens(offsets: Offsets, spans: Sequence[Span | tuple[int, int]], text: str | None = None) -> Tensor:
@@ -125,7 +127,7 @@ def spans_to_tokens(offsets: Offsets, spans: Sequence[Span | tuple[int, int]], t
     >>> spans_to_tokens([(0, 3), (3, 7)], [(4, 7), (0, 4)], text="the cat").tolist()
     [[False, True], [True, False]]
     """
-    extents = [_extent(span, text) for span in spans]
+    extents = np.array([_extent(span, text) for span in spans], dtype=np.int64).reshape(-1, 2)
     first, last = _token_ranges([offsets], np.zeros(len(spans), dtype=np.int64), extents)
     tokens = np.arange(len(offsets))
     return torch.from_numpy((tokens >= first[:, None]) & (tokens < last[:, None]))
@@ -137,6 +139,8 @@ def trim_span(text: str, start: int, stop: int) -> tuple[int, int]:
     >>> trim_span("the cat", 0, 4), trim_span("the cat", 3, 4)
     ((0, 3), (3, 4))
     """
+    if start < stop <= len(text) and not (text[start].isspace() or text[stop - 1].isspace()):
+        return start, stop
     piece = text[start:stop]
     body = piece.lstrip()
     if not body:
@@ -145,44 +149,92 @@ def trim_span(text: str, start: int, stop: int) -> tuple[int, int]:
     return left, left + len(body.rstrip())
 
 
+def repair_offsets(offsets: Offsets, text_length: int) -> list[tuple[int, int]]:
+    """Give zero-width tokens the characters up to the next token's start, where no other token has them.
+
+    Some tokenizers report zero widths for ordinary tokens; every span would then miss every token.
+
+    >>> repair_offsets([(0, 0), (2, 2), (5, 5), (8, 8), (9, 9)], 9)
+    [(0, 2), (2, 5), (5, 8), (8, 9), (9, 9)]
+    """
+    covered = _covered(offsets, text_length)
+    borders = [*sorted({start for start, _ in offsets}), text_length]
+    repaired = []
+    for start, stop in offsets:
+        if stop <= start < text_length and not covered[start]:
+            stop = borders[bisect_right(borders, start)]
+        repaired.append((start, stop))
+    return repaired
+
+
+def fill_holes(offsets: Offsets, text_length: int) -> list[tuple[int, int]]:
+    """Extend tokens over characters that no token covers: up to the next token's start, the first token back to 0.
+
+    Libraries leave such holes where a normaliser composed two characters into one.
+
+    >>> fill_holes([(0, 1), (0, 1), (2, 3)], 3)
+    [(0, 2), (0, 2), (2, 3)]
+    """
+    covered = _covered(offsets, text_length)
+    first = covered.find(1)
+    filled = []
+    for start, stop in offsets:
+        if stop > start:
+            following = covered.find(1, stop)
+            start, stop = 0 if start == first else start, text_length if following < 0 else following
+        filled.append((start, stop))
+    return filled
+
+
 def _extent(span: Span | tuple[int, int], text: str | None) -> tuple[int, int]:
     start, stop = (span.start, span.stop) if isinstance(span, Span) else span
     return (start, stop) if text is None else trim_span(text, start, stop)
 
 
-def _token_ranges(
-    offsets: Sequence[Offsets], rows: np.ndarray, extents: Sequence[tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """First token and one past the last token of K extents in the given rows; (0, 0) where no token overlaps.
+def _token_ranges(offsets: Sequence[Offsets], rows: np.ndarray, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First token and one past the last token of K extents (K, 2) in the given rows; (0, 0) where no token overlaps.
 
     An empty extent marks a place where something is missing: it goes to the token that stands there instead, the first
     one that begins at or after it (an end token included), else to the row's last token.
     """
-    if not extents:
+    if not len(span):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     counts = np.array([len(row) for row in offsets])
-    flat = np.fromiter(chain.from_iterable(chain.from_iterable(offsets)), np.int64, count=2 * int(counts.sum()))
-    begin, end = flat[0::2], flat[1::2]
-    span = np.array(extents, dtype=np.int64)
+    begin, end = (np.concatenate(sides) for sides in zip(*map(_sides, offsets)))
     # One sorted axis for the whole batch: each row has its own stretch of it.
-    stride = max(int(flat.max(initial=0)), int(span.max())) + 2
-    token_row = np.repeat(np.arange(len(offsets)), counts)
+    stride = max(int(begin.max(initial=0)), int(end.max(initial=0)), int(span.max())) + 2
+    shift = np.repeat(np.arange(len(offsets)) * stride, counts)
     real = np.flatnonzero(end > begin)
-    starts, stops = begin[real] + token_row[real] * stride, end[real] + token_row[real] * stride
-    wrong = np.flatnonzero((np.diff(starts) < 0) | (np.diff(stops) < 0))
-    if len(wrong) or flat.min(initial=0) < 0:
-        row = int(token_row[real[wrong[0]]]) if len(wrong) else int(token_row[int(flat.argmin()) // 2])
+    starts, stops = (begin + shift)[real], (end + shift)[real]
+    wrong = np.flatnonzero((starts[1:] < starts[:-1]) | (stops[1:] < stops[:-1]))
+    if len(wrong) or min(begin.min(initial=0), end.min(initial=0)) < 0:
+        row = shift[real[wrong[0]] if len(wrong) else np.minimum(begin, end).argmin()] // stride
         raise ValueError(f"offsets of row {row} are not in order; give character ranges that never step back")
     low = np.searchsorted(stops, span[:, 0] + rows * stride, side="right")
     high = np.searchsorted(starts, span[:, 1] + rows * stride, side="left")
     covered = (high > low) & (span[:, 1] > span[:, 0])
     first, last = np.zeros(len(span), dtype=np.int64), np.zeros(len(span), dtype=np.int64)
-    row_begin = (np.cumsum(counts) - counts)[rows[covered]]
-    first[covered] = real[low[covered]] - row_begin
-    last[covered] = real[high[covered] - 1] + 1 - row_begin
+    row_begin = np.cumsum(counts) - counts
+    first[covered] = real[low[covered]] - row_begin[rows[covered]]
+    last[covered] = real[high[covered] - 1] + 1 - row_begin[rows[covered]]
     for index in np.flatnonzero((span[:, 1] == span[:, 0]) & (counts[rows] > 0)):
         place, count = span[index, 0], counts[rows[index]]
-        begins = begin[np.cumsum(counts)[rows[index]] - count :][:count]
+        begins = begin[row_begin[rows[index]] :][:count]
         first[index] = min(int(np.searchsorted(begins, place, side="left")), count - 1)
         last[index] = first[index] + 1
     return first, last
+
+
+def _sides(offsets: Offsets) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and stops of one row."""
+    if isinstance(offsets, OffsetArrays):
+        return offsets.start, offsets.stop
+    flat = np.fromiter(chain.from_iterable(offsets), np.int64, count=2 * len(offsets))
+    return flat[0::2], flat[1::2]
+
+
+def _covered(offsets: Offsets, text_length: int) -> bytearray:
+    covered = bytearray(text_length)
+    for start, stop in offsets:
+        covered[start:stop] = b"\x01" * (min(stop, text_length) - start)
+    return covered

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -197,34 +198,32 @@ def collate(rollouts: Sequence[Rollout], *, mask_truncated: bool = False, seed: 
             does not enter its group's baseline either.
         seed: see :class:`CreditBatch`.
     """
-    rows, width = len(rollouts), max((len(r.completion_ids) for r in rollouts), default=0)
-    completion_mask = torch.zeros(rows, width, dtype=torch.bool)
-    completion_ids = torch.zeros(rows, width, dtype=torch.long)
-    old_logprobs = torch.zeros(rows, width)
-    reward = torch.full((rows,), float("nan"), dtype=torch.float64)
+    lengths = torch.tensor([len(r.completion_ids) for r in rollouts], dtype=torch.long)
+    width = max((len(r.completion_ids) for r in rollouts), default=0)
+    real = torch.arange(width) < lengths[:, None]
     truncated = torch.tensor([r.truncated for r in rollouts], dtype=torch.bool)
-    for row, rollout in enumerate(rollouts):
-        length = len(rollout.completion_ids)
-        left_out = mask_truncated and rollout.truncated
-        completion_ids[row, :length] = torch.tensor(list(rollout.completion_ids), dtype=torch.long)
-        old_logprobs[row, :length] = torch.tensor(list(rollout.logprobs))
-        if not left_out:
-            written = [True] * length if rollout.model_mask is None else list(rollout.model_mask)
-            completion_mask[row, :length] = torch.tensor(written, dtype=torch.bool)
-            if rollout.reward is not None:
-                reward[row] = rollout.reward
+    left_out = truncated & mask_truncated
+    written = ([True] * len(r.completion_ids) if r.model_mask is None else r.model_mask for r in rollouts)
+    reward = torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts], dtype=torch.float64)
     names = list(dict.fromkeys(name for rollout in rollouts for name in rollout.verdicts))
     return CreditBatch(
-        completion_mask=completion_mask,
+        completion_mask=_padded(written, real, torch.bool) & ~left_out[:, None],
         group_ids=torch.tensor([r.group_id for r in rollouts], dtype=torch.long),
-        reward=reward,
+        reward=reward.masked_fill(left_out, math.nan),
         scores={name: _scores(rollouts, name) for name in names},
         spans={name: _spans(rollouts, name) for name in names},
         truncated=truncated,
-        completion_ids=completion_ids,
-        old_logprobs=old_logprobs,
+        completion_ids=_padded((r.completion_ids for r in rollouts), real, torch.long),
+        old_logprobs=_padded((r.logprobs for r in rollouts), real, torch.get_default_dtype()),
         seed=seed,
     )
+
+
+def _padded(rows: Iterable[Sequence[float]], real: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows one below the other, (B, T), with zeros where ``real`` (B, T) is False."""
+    padded = torch.zeros(real.shape, dtype=dtype)
+    padded[real] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
+    return padded
 
 
 def _scores(rollouts: Sequence[Rollout], name: str) -> Tensor:

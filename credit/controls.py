@@ -10,9 +10,10 @@ from torch import Tensor
 
 from .batch import Credit, CreditBatch
 from .ops import group_normalize_steps
+from .redistribution import token_scores
 from .strategy import Conserves, CreditStrategy, Phase, assign_credit
 
-__all__ = ["Inverted", "Oracle", "Shuffled"]
+__all__ = ["Inverted", "Oracle", "Shuffled", "TrueAdvantage"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,32 @@ class Oracle:
         wrong = table.token_mask(table.mask & (table.score < 0.5), width)
         judged = table.token_mask(table.mask, width) & batch.completion_mask
         advantages = group_normalize_steps((~wrong).float(), judged, batch.group_ids, eps=self.eps)
+        return Credit(advantages, parts={"truth": advantages})
+
+
+@dataclass(frozen=True)
+class TrueAdvantage:
+    """The true advantages themselves, ``A[t] = V(after its unit) - V(before it)``, where a task lets one compute them.
+
+    Nothing is centred or scaled: in a group of equal rewards, too, credit stays where a step was good or bad. Where the
+    units make up the whole answer their advantages sum to ``R - V_0``, but with the true value V_0 of the prompt, not
+    the mean of the group's rewards, so that none of the claims on what is conserved holds.
+
+    Args:
+        truth: name of the stream of true advantages, one number for each token.
+    """
+
+    truth: str = "truth"
+    phase: ClassVar[Phase] = "rollout"
+    conserves: ClassVar[Conserves] = "none"
+    extra_information: ClassVar[str] = "the true advantages themselves: a ceiling, not a method"
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({f"token_scores:{self.truth}"})
+
+    def __call__(self, batch: CreditBatch) -> Credit:
+        advantages = token_scores(self.truth, batch).float()
         return Credit(advantages, parts={"truth": advantages})
 
 

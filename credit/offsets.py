@@ -7,17 +7,61 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["Offsets", "decode_text", "fill_holes", "repair_offsets", "token_offsets"]
+__all__ = ["OffsetArrays", "Offsets", "decode_text", "token_offsets"]
 
 Offsets = Sequence[tuple[int, int]]
+
+
+class OffsetArrays(Sequence[tuple[int, int]]):
+    """Character ranges in two arrays, to read like a list of (start, stop) pairs, and equal to that list.
+
+    A batch has hundreds of thousands of tokens, and to make a pair of each would cost more than all else in alignment.
+
+    Args:
+        start, stop: (T,) int64, half-open range of each token.
+
+    >>> offsets = OffsetArrays(np.array([0, 3]), np.array([3, 7]))
+    >>> offsets, offsets[-1], offsets == [(0, 3), (3, 7)]
+    ([(0, 3), (3, 7)], (3, 7), True)
+    """
+
+    __slots__ = ("start", "stop")
+    __hash__ = None  # type: ignore[assignment]  # as lists have none
+
+    def __init__(self, start: np.ndarray, stop: np.ndarray) -> None:
+        self.start, self.stop = start, stop
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.start.tolist(), self.stop.tolist())
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, place: slice) -> OffsetArrays: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, int] | OffsetArrays:
+        if isinstance(place, slice):
+            return OffsetArrays(self.start[place], self.stop[place])
+        return int(self.start[place]), int(self.stop[place])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, OffsetArrays) else other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type, tuple[list[tuple[int, int]]]]:
+        """Pickled as the list, which processes without this package, and verifiers' workers, can read."""
+        return list, (list(self),)
 
 
 def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -25,7 +69,7 @@ def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def token_offsets(tokenizer: Any, ids: Sequence[int] | Tensor, text: str | None = None) -> list[tuple[int, int]]:
+def token_offsets(tokenizer: Any, ids: Sequence[int] | Tensor, text: str | None = None) -> OffsetArrays:
     """Half-open character range of each sampled id in ``decode_text(tokenizer, ids)``.
 
     The bytes of each id are looked up, joined and checked against the decoded text; only where they differ are the
@@ -37,60 +81,16 @@ def token_offsets(tokenizer: Any, ids: Sequence[int] | Tensor, text: str | None 
         ids: T sampled ids.
         text: ``decode_text(tokenizer, ids)``, where the caller has it already.
     """
-    sampled: list[int] = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    sampled: Sequence[int] = ids.tolist() if isinstance(ids, Tensor) else ids
     text = decode_text(tokenizer, sampled) if text is None else text
     table = _TABLES.get(tokenizer)
     if table is None:
         table = _TABLES[tokenizer] = _PieceTable(tokenizer)
     offsets = table.offsets(tokenizer, sampled, text)
-    if offsets is None and table.special != _special_ids(tokenizer):  # declared since the table was begun
+    if offsets is None and table.state != _state(tokenizer):  # tokens added or declared since the table was begun
         table = _TABLES[tokenizer] = _PieceTable(tokenizer)
         offsets = table.offsets(tokenizer, sampled, text)
     return _offsets_by_prefix(tokenizer, sampled, text, table) if offsets is None else offsets
-
-
-def repair_offsets(offsets: Offsets, text_length: int) -> list[tuple[int, int]]:
-    """Give zero-width tokens the characters up to the next token's start, where no other token has them.
-
-    Some tokenizers report zero widths for ordinary tokens; every span would then miss every token.
-
-    >>> repair_offsets([(0, 0), (2, 2), (5, 5), (8, 8), (9, 9)], 9)
-    [(0, 2), (2, 5), (5, 8), (8, 9), (9, 9)]
-    """
-    covered = _covered(offsets, text_length)
-    borders = [*sorted({start for start, _ in offsets}), text_length]
-    repaired = []
-    for start, stop in offsets:
-        if stop <= start < text_length and not covered[start]:
-            stop = borders[bisect_right(borders, start)]
-        repaired.append((start, stop))
-    return repaired
-
-
-def fill_holes(offsets: Offsets, text_length: int) -> list[tuple[int, int]]:
-    """Extend tokens over characters that no token covers: up to the next token's start, the first token back to 0.
-
-    Libraries leave such holes where a normaliser composed two characters into one.
-
-    >>> fill_holes([(0, 1), (0, 1), (2, 3)], 3)
-    [(0, 2), (0, 2), (2, 3)]
-    """
-    covered = _covered(offsets, text_length)
-    first = covered.find(1)
-    filled = []
-    for start, stop in offsets:
-        if stop > start:
-            following = covered.find(1, stop)
-            start, stop = 0 if start == first else start, text_length if following < 0 else following
-        filled.append((start, stop))
-    return filled
-
-
-def _covered(offsets: Offsets, text_length: int) -> bytearray:
-    covered = bytearray(text_length)
-    for start, stop in offsets:
-        covered[start:stop] = b"\x01" * (min(stop, text_length) - start)
-    return covered
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -118,70 +118,79 @@ class _PieceTable:
             decoder = b"ByteFallback"
         else:
             decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
-        self.special = _special_ids(tokenizer)
+        self.state = _state(tokenizer)
         self.byte_level = b'"ByteLevel"' in decoder
         self.byte_fallback = b"ByteFallback" in decoder
         self.word = None if self.byte_level else self._ordinary_word(tokenizer)
-        self.pieces: dict[int, bytes] = {}
+        # One place further on than its id, each piece and its size: None and -1 until the id turns up. The outer
+        # places are for ids outside the vocabulary, which leave no text.
+        places = 3 + max(tokenizer.get_vocab().values(), default=-1)
+        self.pieces, self.sizes = np.full(places, None, dtype=object), np.full(places, -1, dtype=np.int64)
+        self.pieces[[0, -1]], self.sizes[[0, -1]] = b"", 0
         self.leads: dict[int, bytes] = {}
         self.byte_ids: set[int] = set()
-        self.left_out: set[int] = set()
 
     def silent(self, tokenizer: Any, index: int) -> bool:
         """Whether decoding leaves the id out: special tokens, and ids beyond the vocabulary."""
-        return index in self.special or tokenizer.convert_ids_to_tokens(index) is None
+        return index in self.state[0] or tokenizer.convert_ids_to_tokens(index) is None
 
-    def offsets(self, tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]] | None:
+    def offsets(self, tokenizer: Any, ids: Sequence[int], text: str) -> OffsetArrays | None:
         """Character ranges of the ids; None where the joined pieces are not the text."""
         if not self.byte_level and self.word is None:
             return None
-        pieces = self._row(tokenizer, ids)
+        pieces, sizes = self._row(tokenizer, ids)
         data = b"".join(pieces)
+        # Every run of ASCII bytes is sound, so that only other texts need a look at their byte tokens.
+        if not data.isascii() and not self.byte_ids.isdisjoint(ids):
+            self._settle_byte_runs(ids, pieces, sizes)
+            data = b"".join(pieces)
+        borders = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=borders[1:])
+        begin, end = borders[:-1], borders[1:]
         if data.isascii():
-            borders = list(accumulate(map(len, pieces), initial=0))
-            return list(pairwise(borders)) if data.decode("ascii") == text else None
+            return OffsetArrays(begin, end) if data.decode("ascii") == text else None
         decoded, starts = _decode_lossy(data)
         if decoded != text:
             return None
-        sizes = np.fromiter(map(len, pieces), np.int64, count=len(pieces))
-        ends = np.cumsum(sizes)
-        character = np.append(np.cumsum(starts) - 1, len(text))
-        begin = character[ends - sizes]
-        return list(zip(begin.tolist(), np.where(sizes > 0, character[ends - 1] + 1, begin).tolist()))
+        begun = np.cumsum(starts)
+        first = begun[begin] - 1
+        return OffsetArrays(first, np.where(end > begin, begun[end - 1], first))
 
-    def _row(self, tokenizer: Any, ids: list[int]) -> list[bytes]:
-        try:
-            pieces = [self.pieces[index] for index in ids]
-        except KeyError:
-            self._learn(tokenizer, set(ids) - self.pieces.keys())
-            pieces = [self.pieces[index] for index in ids]
+    def _row(self, tokenizer: Any, ids: Sequence[int]) -> tuple[list[bytes], np.ndarray]:
+        """The piece of each id and its size; byte tokens are not settled yet."""
+        places = np.fromiter(ids, np.int64, count=len(ids)) + 1
+        sizes = self.sizes.take(places, mode="clip")
+        if sizes.min(initial=0) < 0:
+            self._learn(tokenizer, set((places[sizes < 0] - 1).tolist()))
+            sizes = self.sizes.take(places, mode="clip")
+        pieces = self.pieces.take(places, mode="clip").tolist()
         if not self.byte_level:
-            first = next((place for place, index in enumerate(ids) if index not in self.left_out), None)
-            if first is not None and ids[first] in self.leads:
-                pieces[first] = self.leads[ids[first]]
-            if not self.byte_ids.isdisjoint(ids):
-                self._settle_byte_runs(ids, pieces)
-        return pieces
+            for place, index in enumerate(ids):
+                if index in self.leads:
+                    pieces[place], sizes[place] = self.leads[index], len(self.leads[index])
+                if index in self.leads or index in self.byte_ids:
+                    break
+        return pieces, sizes
 
     def _learn(self, tokenizer: Any, ids: Iterable[int]) -> None:
         for index in ids:
             token = tokenizer.convert_ids_to_tokens(index)
-            if token is None or index in self.special:
-                self.left_out.add(index)
-                self.pieces[index] = b""
+            if token is None or index in self.state[0]:
+                piece = b""
             elif self.byte_level:
                 spelled = all(character in _ALPHABET for character in token)
-                self.pieces[index] = bytes(_ALPHABET[c] for c in token) if spelled else token.encode()
+                piece = bytes(_ALPHABET[c] for c in token) if spelled else token.encode()
             elif self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
                 self.byte_ids.add(index)
-                self.pieces[index] = bytes.fromhex(match[1])
+                piece = bytes.fromhex(match[1])
             else:
                 assert self.word is not None
                 before, both = decode_text(tokenizer, [self.word]), decode_text(tokenizer, [self.word, index])
                 self.leads[index] = decode_text(tokenizer, [index]).encode()
-                self.pieces[index] = both.removeprefix(before).encode()
+                piece = both.removeprefix(before).encode()
+            self.pieces[index + 1], self.sizes[index + 1] = piece, len(piece)
 
-    def _settle_byte_runs(self, ids: list[int], pieces: list[bytes]) -> None:
+    def _settle_byte_runs(self, ids: Sequence[int], pieces: list[bytes], sizes: np.ndarray) -> None:
         """Byte fallback decodes a run of byte tokens as a whole, or every byte of it to U+FFFD."""
         run: list[int] = []
         for place in range(len(ids) + 1):
@@ -191,7 +200,7 @@ class _PieceTable:
             elif run and (index is None or index in self.leads):
                 if not _is_utf8(b"".join(pieces[at] for at in run)):
                     for at in run:
-                        pieces[at] = _REPLACEMENT
+                        pieces[at], sizes[at] = _REPLACEMENT, len(_REPLACEMENT)
                 run = []
 
     @staticmethod
@@ -203,12 +212,13 @@ class _PieceTable:
         return None
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that decoding leaves out; of a fast tokenizer all that are marked so, named or not."""
+def _state(tokenizer: Any) -> tuple[frozenset[int], int]:
+    """Ids that decoding leaves out, of a fast tokenizer all that are marked so; and the number of all its ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return frozenset(tokenizer.all_special_ids)
-    return frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(tokenizer.all_special_ids), len(tokenizer)
+    special = frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
+    return special, len(tokenizer)
 
 
 _TABLES: WeakKeyDictionary[Any, _PieceTable] = WeakKeyDictionary()
@@ -223,8 +233,8 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _decode_lossy(data: bytes) -> tuple[str, np.ndarray]:
-    """The text, one U+FFFD per ill-formed part, and a bool per byte: True where a character starts."""
-    values = np.frombuffer(data, dtype=np.uint8)
+    """The text, one U+FFFD per ill-formed part, and where characters start: a bool per byte, and True for the end."""
+    values = np.frombuffer(data + b"\0", dtype=np.uint8)
     starts = (values & 0xC0) != 0x80
     parts, position = [], 0
     while True:
@@ -238,7 +248,7 @@ def _decode_lossy(data: bytes) -> tuple[str, np.ndarray]:
             position = following
 
 
-def _offsets_by_prefix(tokenizer: Any, ids: list[int], text: str, table: _PieceTable) -> list[tuple[int, int]]:
+def _offsets_by_prefix(tokenizer: Any, ids: Sequence[int], text: str, table: _PieceTable) -> OffsetArrays:
     """Ranges from decoding every prefix: for any tokenizer, every character covered, at quadratic cost.
 
     A token settles the characters that its prefix adds to what agrees with the whole text. One that settles none is
@@ -249,13 +259,11 @@ def _offsets_by_prefix(tokenizer: Any, ids: list[int], text: str, table: _PieceT
     settled = [0]
     for count in range(1, len(ids) + 1):
         settled.append(max(settled[-1], _agreement(decode_text(tokenizer, ids[:count]), text)))
-    offsets = []
+    begin, end = settled[:-1], settled[:-1]
     for place, index in enumerate(ids):
-        start = stop = settled[place]
-        if not table.silent(tokenizer, index) and start < len(text):
-            stop = settled[bisect_right(settled, start, lo=place)]
-        offsets.append((start, stop))
-    return offsets
+        if not table.silent(tokenizer, index) and begin[place] < len(text):
+            end[place] = settled[bisect_right(settled, begin[place], lo=place)]
+    return OffsetArrays(np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64))
 
 
 def _agreement(prefix: str, text: str) -> int:

@@ -71,6 +71,22 @@ def test_offsets_that_step_back_are_refused_with_their_row() -> None:
         spans_table([[(0, 1)], [(3, 5), (0, 2)]], [[Span(0, 1)], [Span(0, 1)]])
 
 
+def test_negative_offsets_are_refused_with_their_row() -> None:
+    with pytest.raises(ValueError, match="offsets of row 2"):
+        spans_table([[(0, 1)], [], [(0, 1), (-1, -1)]], [[Span(0, 1)], [], [Span(0, 1)]])
+
+
+def test_equal_spans_keep_the_order_in_which_they_were_given() -> None:
+    table = spans_table([[(0, 1), (1, 2)]], [[Span(1, 2, 0.25), Span(0, 2, 3.0), Span(1, 2, 0.75), Span(0, 1, 2.0)]])
+    assert table.score.tolist() == [[2.0, 3.0, 0.25, 0.75]]
+    assert (table.start.tolist(), table.stop.tolist()) == ([[0, 0, 1, 1]], [[1, 2, 2, 2]])
+
+
+def test_texts_are_needed_for_every_row_or_none() -> None:
+    with pytest.raises(ValueError):
+        spans_table([[(0, 1)]] * 2, [[Span(0, 1)]] * 2, ["a"])
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_the_batch_agrees_with_a_slow_loop(data: st.DataObject) -> None:

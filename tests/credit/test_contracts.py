@@ -39,7 +39,7 @@ VERIFIERS = ("steps", "format", "truth", "answer")
 ALIASES = {"plan": "format", "critic_1": "steps", "critic_2": "truth", "critic_3": "format"}
 # Kinds of signals that come from neither the verifiers nor the sampler, but from a part of the run of their own.
 PROVIDED = ("token_scores", "prefix_values", "tree")
-SCORERS = ("implicit", "attention", "influence", "counterfactual", "reward_model")
+SCORERS = ("implicit", "attention", "influence", "counterfactual", "reward_model", "truth")
 CUTPOINTS = cutpoint_states(0.9, 5)
 # Options that make another rule of a file's strategy stand beside the files.
 VARIANTS = [
@@ -85,6 +85,7 @@ UNEVEN = ((0.0, 0.25, 1.0), "the baseline is per token or step, of which an answ
 PENALTY = ((0.0, 0.25), "a faulty span loses what no other answer wins")
 MODEL = ((0.0, 0.25, 1.0), "a reward model's score moves along one answer")
 NOT_CENTRED = {
+    "control/true_advantage": ((0.0, 0.25, 1.0), "true advantages are against the value of the state, not the group"),
     "process/difference": ALONG,
     "resampled/vineppo": ALONG,
     "resampled/vineppo credit.whiten=true": ALONG,

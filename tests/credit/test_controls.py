@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 
-from apportion.credit import CreditBatch
-from apportion.credit.controls import Inverted, Oracle, Shuffled
+from apportion.credit import CreditBatch, assign_credit
+from apportion.credit.controls import Inverted, Oracle, Shuffled, TrueAdvantage
 from apportion.credit.localized import FirstError
 from apportion.credit.prefix_weights import PrefixShare
 from apportion.credit.process import ProcessReward
 from apportion.credit.uniform import Uniform
+from apportion.verifiers import InputError
 
 Batch = Callable[..., CreditBatch]
 
@@ -114,3 +116,38 @@ def test_the_oracle_blames_the_very_tokens_that_are_wrong(batch: Batch) -> None:
 def test_the_oracle_takes_a_token_in_a_right_and_a_wrong_span_for_wrong(batch: Batch) -> None:
     made = batch({"tokens": 3, "reward": 1.0, "spans": [(0, 3, 1.0), (2, 3, 0.0)]})
     assert Oracle(eps=0)(made).advantages[0].sign().tolist() == [1, 1, -1]
+
+
+def test_true_advantages_are_handed_out_as_they_are_on_trained_tokens(batch: Batch) -> None:
+    made = batch(
+        {"tokens": 3, "reward": 1.0, "written": [True, False, True]},
+        {"tokens": 2, "reward": 1.0, "group": 1},  # a group of equal rewards has credit all the same
+    )
+    truth = torch.tensor([[0.25, 0.5, -0.75], [0.1, 0.0, 9.0]], dtype=torch.float64)
+    out = assign_credit(TrueAdvantage(), replace(made, token_scores={"truth": truth}))
+    expected = torch.tensor([[0.25, 0.0, -0.75], [0.1, 0.0, 0.0]])
+    assert torch.equal(out.advantages, expected)
+    assert torch.equal(out.parts["truth"], expected)
+
+
+def test_true_advantages_go_by_the_name_that_is_given(batch: Batch) -> None:
+    made = replace(batch({"tokens": 2, "reward": 1.0}), token_scores={"exact": torch.ones(1, 2)})
+    assert TrueAdvantage("exact").requires == {"token_scores:exact"}
+    assert TrueAdvantage("exact")(made).advantages.tolist() == [[1.0, 1.0]]
+    with pytest.raises(InputError, match=r"credit needs token_scores of scorers\.truth; the batch has those of: exact"):
+        TrueAdvantage()(made)
+
+
+def test_true_advantages_claim_no_conservation_and_tell_what_they_are() -> None:
+    rule = TrueAdvantage()
+    assert (rule.conserves, rule.phase) == ("none", "rollout")
+    assert rule.extra_information == "the true advantages themselves: a ceiling, not a method"
+    assert Inverted(rule).requires == Shuffled(rule).requires == {"token_scores:truth"}
+
+
+def test_true_advantages_sum_to_the_reward_less_the_true_value_not_the_mean(batch: Batch) -> None:
+    """With V_0 = .75 two answers that end at 0 and 1 sum to -.75 and .25; against the group's mean it were -.5, .5."""
+    made = batch({"tokens": 2, "reward": 0.0}, {"tokens": 2, "reward": 1.0})
+    truth = torch.tensor([[-0.25, -0.5], [0.0, 0.25]], dtype=torch.float64)
+    out = TrueAdvantage()(replace(made, token_scores={"truth": truth})).advantages
+    assert out.sum(dim=1).tolist() == [-0.75, 0.25]

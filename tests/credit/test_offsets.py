@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from functools import cache
 from typing import Any
@@ -251,6 +252,46 @@ def test_a_token_declared_special_later_is_empty_from_then_on() -> None:
     assert token_offsets(tokenizer, ids) == [(0, 1), (1, 1), (1, 2)]
 
 
+def test_a_token_added_later_has_its_text() -> None:
+    tokenizer = characters()
+    ids = [*tokenizer.convert_tokens_to_ids(["a", "b"]), len(tokenizer)]
+    assert token_offsets(tokenizer, ids) == [(0, 1), (1, 2), (2, 2)]
+    tokenizer.add_tokens(["[new]"])
+    assert decode_text(tokenizer, ids) == "ab[new]"
+    assert token_offsets(tokenizer, ids) == [(0, 1), (1, 2), (2, 7)]
+
+
+def test_a_negative_id_learns_nothing_about_others() -> None:
+    tokenizer = alphabet_tokenizer()
+    with pytest.raises(OverflowError):
+        token_offsets(tokenizer, [-1, *encode(tokenizer, "a")], "a!")
+    last = len(tokenizer) - 1
+    assert token_offsets(tokenizer, [0, last], decode_text(tokenizer, [0, last])) == [(0, 0), (0, 1)]
+
+
+def test_offsets_read_like_a_list_of_pairs() -> None:
+    tokenizer = alphabet_tokenizer()
+    offsets, pairs = token_offsets(tokenizer, encode(tokenizer, "aé")), [(0, 1), (1, 2), (1, 2)]
+    assert (offsets == pairs, pairs == offsets, offsets == offsets[:], offsets != pairs) == (True, True, True, False)
+    assert (offsets != pairs[1:], pairs[1:] != offsets) == (True, True)
+    assert (offsets == offsets[1:], offsets == "aé") == (False, False)
+    assert (len(offsets), list(offsets), repr(offsets)) == (3, pairs, repr(pairs))
+    assert (offsets[0], offsets[-1], offsets[1:]) == (pairs[0], pairs[-1], pairs[1:])
+    assert all(type(edge) is int for pair in [*offsets, offsets[0]] for edge in pair)
+    with pytest.raises(IndexError):
+        offsets[3]
+
+
+def test_offsets_are_pickled_as_a_list_that_needs_no_library() -> None:
+    tokenizer = alphabet_tokenizer()
+    written = pickle.dumps(token_offsets(tokenizer, encode(tokenizer, "ab")))
+    assert b"apportion" not in written
+    assert b"numpy" not in written
+    read = pickle.loads(written)
+    assert type(read) is list
+    assert read == [(0, 1), (1, 2)]
+
+
 def test_what_was_learned_of_a_tokenizer_goes_with_it() -> None:
     tokenizer = characters()
     token_offsets(tokenizer, [4, 5])
@@ -270,7 +311,9 @@ def test_random_ids_lose_no_character(kind: str, data: st.DataObject) -> None:
     assert len(offsets) == len(ids)
     assert all(0 <= start <= stop <= len(text) for start, stop in offsets)
     spans = [Span(place, place + 1) for place in range(len(text))]
-    assert spans_table([offsets], [spans], [text]).uncovered == 0
+    table, same = (spans_table([kind], [spans], [text]) for kind in (offsets, list(offsets)))
+    assert table.uncovered == 0
+    assert (table.start.tolist(), table.stop.tolist()) == (same.start.tolist(), same.stop.tolist())
     silent = [tokenizer.convert_ids_to_tokens(i) is None or i in tokenizer.all_special_ids for i in ids]
     assert all(start == stop for (start, stop), empty in zip(offsets, silent) if empty)
 
