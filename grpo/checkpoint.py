@@ -83,8 +83,13 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def load_checkpoint(path: Path, model: Any) -> dict[str, Any]:
+def load_checkpoint(path: Path, model: Any, *, lazily: bool = False) -> dict[str, Any]:
     """Load the weights into ``model`` and return the rest.
+
+    Args:
+        path: of the checkpoint.
+        model: gets its weights.
+        lazily: leave tensors of the rest on the disk until they are read; of use where each process needs a part.
 
     Raises:
         InputError: a file is missing or damaged, or the weights are those of another model.
@@ -92,7 +97,7 @@ def load_checkpoint(path: Path, model: Any) -> dict[str, Any]:
     from safetensors.torch import load_model
 
     try:
-        state: dict[str, Any] = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(path / "state.pt", weights_only=True, map_location="cpu", mmap=lazily)
         load_model(model, str(path / "model.safetensors"), device=str(next(model.parameters()).device))
     except Exception as error:
         raise InputError(

@@ -14,8 +14,10 @@ from ..prm.encoding import tokenizer_fingerprint
 from ..verifiers import InputError, Sample, Verdict
 from ..verifiers.early import EarlyJudging
 from ..verifiers.panel import Panel, PanelResult
+from .engines import Engine, SamplingOptions, awake
+from .engines.native import NativeEngine
 from .policy import Policy
-from .sampling import Generation, RolloutConfig, sample_groups
+from .sampling import Generation, RolloutConfig
 from .seeds import named_seed
 from .task import Problem
 from .tree_sampling import TreeRolloutConfig, sample_trees
@@ -54,6 +56,7 @@ def collect(
     seed: int,
     step: int,
     should_stop: Callable[[], bool] | None = None,
+    engine: Engine | None = None,
 ) -> Collected:
     """Sample a group of completions for every problem and have them judged.
 
@@ -64,8 +67,10 @@ def collect(
         panel: judges them; what waits outside Python is judged while others are still being sampled.
         seed, step: name the random streams.
         should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
+        engine: samples with the policy's weights; None: the built-in sampler.
     """
     began = time.perf_counter()
+    engine = NativeEngine(policy) if engine is None else engine
     prompts = encode_prompts(policy, problems, config.max_new_tokens)
 
     def sample_of(group: int, generation: Generation) -> Sample:
@@ -79,9 +84,10 @@ def collect(
             early.update(made)
             judging.submit(list(made), list(made.values()))
 
-        generations, rows, tree, tokens = _sampled(
-            policy, problems, prompts, config, seed, step, should_stop, finished if judging.wanted else None
-        )
+        with awake(engine, policy):
+            generations, rows, tree, tokens = _sampled(
+                policy, engine, problems, prompts, config, seed, step, should_stop, finished if judging.wanted else None
+            )
         sampled = time.perf_counter()
         samples = [
             early[row] if row in early else sample_of(group, generation)
@@ -97,6 +103,7 @@ def collect(
 
 def _sampled(
     policy: Policy,
+    engine: Engine,
     problems: Sequence[Problem],
     prompts: Sequence[Sequence[int]],
     config: RolloutConfig,
@@ -116,18 +123,13 @@ def _sampled(
         ]
 
     if isinstance(config, TreeRolloutConfig):
-        trees = sample_trees(policy, prompts, seeds(1), config, should_stop=should_stop)
+        trees = sample_trees(policy, prompts, seeds(1), config, should_stop=should_stop, engine=engine)
         return trees.generations, trees.prompt, trees.tree, trees.num_tokens
-    generations = sample_groups(
-        policy,
+    generations = engine.generate(
         prompts,
-        seeds(config.group_size),
-        group_size=config.group_size,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        compact_below=config.compact_below,
+        config.group_size,
+        SamplingOptions.of(config),
+        row_seeds=seeds(config.group_size),
         should_stop=should_stop,
         on_finished=on_finished,
     )
@@ -142,27 +144,24 @@ def complete(
     max_new_tokens: int,
     batch: int,
     should_stop: Callable[[], bool] | None = None,
+    engine: Engine | None = None,
 ) -> list[Sample]:
     """The likeliest completion of every problem, as samples to be judged.
 
     Args:
         max_new_tokens: longest completion.
-        batch: completions sampled side by side.
+        batch: completions that the built-in sampler samples side by side; other engines get all at once.
         should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
+        engine: samples with the policy's weights; None: the built-in sampler.
     """
     prompts = encode_prompts(policy, problems, max_new_tokens)
+    engine = NativeEngine(policy) if engine is None else engine
+    options, size = SamplingOptions(max_new_tokens, temperature=0), batch if engine.native else max(len(prompts), 1)
     generations: list[Generation] = []
-    for start in range(0, len(prompts), batch):
-        part = prompts[start : start + batch]
-        generations += sample_groups(
-            policy,
-            part,
-            [0] * len(part),
-            group_size=1,
-            max_new_tokens=max_new_tokens,
-            temperature=0,
-            should_stop=should_stop,
-        )
+    with awake(engine, policy):
+        for start in range(0, len(prompts), size):
+            part = prompts[start : start + size]
+            generations += engine.generate(part, 1, options, row_seeds=[0] * len(part), should_stop=should_stop)
     return [as_sample(policy, *made) for made in zip(problems, prompts, generations)]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..verifiers import InputError
 from .alarms import AlarmConfig, alarm_config
+from .drift import DriftConfig, drift_config
 
 __all__ = ["TrainerConfig"]
 
@@ -26,6 +27,7 @@ class TrainerConfig:
         max_error_share: stop once a verifier failed on more than this share of a batch.
         verifier_timeout_s: longest one call of a verifier may take, in seconds; None waits for ever.
         alarms: what is watched of a run that trusts a learned reward model; or its keys, as a mapping.
+        drift: limits of what may drift in any run; or its keys, as a mapping.
     """
 
     seed: int = 0
@@ -41,10 +43,13 @@ class TrainerConfig:
     max_error_share: float = 0.5
     verifier_timeout_s: float | None = 300.0
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.alarms, AlarmConfig):
             object.__setattr__(self, "alarms", alarm_config(self.alarms))
+        if not isinstance(self.drift, DriftConfig):
+            object.__setattr__(self, "drift", drift_config(self.drift))
         lowest = {"steps": 0, "eval_every": 0, "save_every": 0, "rollouts_every": 0, "keep_checkpoints": 1}
         if self.budget_tokens is not None:
             lowest["budget_tokens"] = 1

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..verifiers.panel import judge
+from ..verifiers.panel import PanelResult, judge
 from .collect import check_panel, complete
+from .engines import Engine
 from .policy import Policy
+from .processes import ALONE, Processes, shares
 from .task import Problem, Task
+from .together import merged_panels
 
 __all__ = ["evaluate", "pass_rates"]
 
@@ -57,20 +60,35 @@ def pass_rates(
     max_error_share: float = 1.0,
     timeout_s: float | None = None,
     should_stop: Callable[[], bool] | None = None,
+    engine: Engine | None = None,
+    processes: Processes = ALONE,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Share of the likeliest completions that each verifier scores at least 0.5, and how often it failed.
 
     Args:
         problems: one completion is taken of each.
-        max_new_tokens, batch, should_stop: see :func:`apportion.grpo.collect.complete`.
+        max_new_tokens, batch, should_stop, engine: see :func:`apportion.grpo.collect.complete`.
         max_error_share: see :func:`apportion.grpo.collect.check_panel`.
         timeout_s: see :func:`apportion.verifiers.panel.judge`.
+        processes: that share the problems.
 
     Returns:
         Rates by verifier, NaN where it always abstains; and counts by ``verifier/errors_NAME``, where not zero.
     """
-    samples = complete(policy, problems, max_new_tokens=max_new_tokens, batch=batch, should_stop=should_stop)
-    panel = judge(verifiers, samples, timeout_s=timeout_s)
+    own = shares(range(len(problems)), processes.count)[processes.number]
+
+    def judged() -> PanelResult:
+        samples = complete(
+            policy,
+            [problems[place] for place in own],
+            max_new_tokens=max_new_tokens,
+            batch=batch,
+            should_stop=should_stop,
+            engine=engine,
+        )
+        return judge(verifiers, samples, timeout_s=timeout_s)
+
+    panel = merged_panels(processes.each(judged))
     check_panel(panel, max_error_share)
     rates = {}
     for name in verifiers:

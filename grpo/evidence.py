@@ -10,6 +10,7 @@ import torch
 from ..credit import CreditBatch, Rollout
 from ..verifiers import InputError
 from ..verifiers.panel import Panel, PanelResult
+from .engines import Engine
 from .forward import score_in_parts
 from .policy import ForwardCounter, Policy
 from .prefix_values import PrefixValuer
@@ -84,6 +85,7 @@ class Evidence:
         seed: int,
         step: int,
         should_stop: Callable[[], bool] | None = None,
+        engine: Engine | None = None,
     ) -> Gathered:
         """The batch with what ``requires`` names and that it does not have yet, scores of tokens aside.
 
@@ -93,6 +95,7 @@ class Evidence:
             panel: that judged them.
             rows: rows in one forward.
             seed, step: name the random streams.
+            engine: samples continuations; None: the built-in sampler.
         """
         wanted = self.needed(requires)
         if wanted & SAMPLING:
@@ -113,6 +116,7 @@ class Evidence:
             seed=seed,
             step=step,
             should_stop=should_stop,
+            engine=engine,
         )
         return Gathered(replace(batch, prefix_values=valued.values), valued.tokens, valued.metrics, valued.panel)
 

@@ -12,7 +12,7 @@ from .metrics import drop_missing
 from .records import MetricsFile, drop_rollouts_after
 from .state import RunState
 
-__all__ = ["Journal", "Logger"]
+__all__ = ["Journal", "Logger", "Unwritten"]
 
 
 class Logger(Protocol):
@@ -80,3 +80,18 @@ class Journal:
         """Close the loggers."""
         for logger in self._loggers:
             logger.close()
+
+
+class Unwritten:
+    """The journal of a process that leaves the writing to the main one."""
+
+    is_empty = True
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The main process logs them."""
+
+    def status(self, state: str, error: str | None = None) -> None:
+        """The main process tells it."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .importance import LEVELS, Level
 from .kl import KL_KINDS, KLKind, corrected_kl, kl_estimate
 from .surrogates import LOG_RATIO_LIMIT, SURROGATES, Surrogate, clipped_surrogate, importance_ratio, policy_term
 
@@ -55,6 +56,9 @@ class LossConfig:
         kl_in: ``loss`` adds it per token to the loss; ``reward`` subtracts its sum from the answer's reward.
         kl_off_policy: multiply the KL by the ratio, which makes value and gradient right off-policy (k1 and k3 only).
         mask_dead_groups: leave the KL term off groups in which no token has an advantage.
+        importance_cap: weigh answers that another engine sampled by the trainer's probability over the engine's, cut at
+            this; None leaves them as they are. The built-in sampler's need no weight.
+        importance_level: a weight for each ``token``, or one for the whole ``sequence``.
     """
 
     surrogate: Surrogate = "clip"
@@ -69,6 +73,8 @@ class LossConfig:
     kl_in: Literal["loss", "reward"] = "loss"
     kl_off_policy: bool = False
     mask_dead_groups: bool = False
+    importance_cap: float | None = None
+    importance_level: Level = "token"
 
     def __post_init__(self) -> None:
         choices = (
@@ -76,6 +82,7 @@ class LossConfig:
             ("aggregation", self.aggregation, AGGREGATIONS),
             ("kl_kind", self.kl_kind, KL_KINDS),
             ("kl_in", self.kl_in, ("loss", "reward")),
+            ("importance_level", self.importance_level, LEVELS),
         )
         for name, value, known in choices:
             if value not in known:
@@ -84,6 +91,8 @@ class LossConfig:
             raise ValueError("need 0 <= clip_low <= 1, clip_high >= 0 and kl_coef >= 0")
         if self.max_ratio < 1 or self.tau_positive <= 0 or self.tau_negative <= 0:
             raise ValueError("need max_ratio >= 1 and tau_positive, tau_negative > 0")
+        if self.importance_cap is not None and not self.importance_cap > 0:
+            raise ValueError(f"importance_cap must be over 0 or null, not {self.importance_cap}")
         if self.kl_off_policy and (self.kl_kind not in ("k1", "k3") or self.kl_in != "loss"):
             raise ValueError("kl_off_policy is right for kl_kind k1 or k3 with kl_in=loss only")
 

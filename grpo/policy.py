@@ -26,6 +26,8 @@ class Policy:
         encode: prompt text to ids (plain, or through the chat template).
         eos_ids: every id that ends a completion.
         precision: ``bf16`` runs forwards under autocast; the weights stay float32.
+        packing: score and train on real tokens alone where the model allows it (:mod:`apportion.grpo.packing`); False
+            pads rows to equal length.
     """
 
     model: Any
@@ -33,6 +35,7 @@ class Policy:
     encode: Callable[[str], list[int]]
     eos_ids: tuple[int, ...]
     precision: Precision = "fp32"
+    packing: bool = True
 
     def __post_init__(self) -> None:
         if not self.eos_ids:
@@ -62,24 +65,35 @@ class Policy:
 
 
 class ForwardCounter:
-    """Counts the forward calls of a model."""
+    """Counts the forward calls of a model, and the tokens that go through it and through models beside it."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count, self._tokens = 0, 0
 
     @contextmanager
-    def counting(self, model: Any) -> Iterator[None]:
-        """Count inside the block."""
-        handle = model.register_forward_hook(self._add)
+    def counting(self, model: Any, *beside: Any) -> Iterator[None]:
+        """Count inside the block; of the models ``beside`` the tokens alone."""
+        handles = [model.register_forward_hook(self._add_call)]
+        handles += [one.register_forward_hook(self._add_tokens, with_kwargs=True) for one in (model, *beside)]
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def take(self) -> float:
         """Forwards since the last call."""
         taken, self._count = float(self._count), 0
         return taken
 
-    def _add(self, *_: Any) -> None:
+    def take_tokens(self) -> float:
+        """Tokens since the last call, padding included."""
+        taken, self._tokens = float(self._tokens), 0
+        return taken
+
+    def _add_call(self, *_: Any) -> None:
         self._count += 1
+
+    def _add_tokens(self, _: Any, given: tuple[Any, ...], named: dict[str, Any], __: Any) -> None:
+        ids = named.get("input_ids", given[0] if given else None)
+        self._tokens += 0 if ids is None else ids.numel()

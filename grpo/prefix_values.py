@@ -14,8 +14,10 @@ from ..credit.states import prefix_lengths, segment_ids
 from ..verifiers import InputError, Sample
 from ..verifiers.panel import Panel, PanelResult
 from .collect import as_sample
+from .engines import Engine, SamplingOptions, awake
+from .engines.native import NativeEngine
 from .policy import ForwardCounter, Policy
-from .sampling import Generation, RolloutConfig, sample_groups
+from .sampling import Generation, RolloutConfig
 from .seeds import named_seed
 from .task import Problem
 
@@ -87,6 +89,7 @@ class PrefixValuer:
         seed: int,
         step: int,
         should_stop: Callable[[], bool] | None = None,
+        engine: Engine | None = None,
     ) -> Valued:
         """Values of the states ``names`` of every rollout (see :mod:`apportion.credit.states`).
 
@@ -97,7 +100,9 @@ class PrefixValuer:
             config: how the rollouts were sampled.
             seed, step: name the random streams.
             should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
+            engine: samples with the policy's weights; None: the built-in sampler.
         """
+        engine = NativeEngine(policy) if engine is None else engine
         lengths = {name: prefix_lengths(segment_ids(name, batch)) for name in names}
         chosen = {
             _state(problems, rollouts[row], int(lengths[name][row, column]))
@@ -107,8 +112,10 @@ class PrefixValuer:
         # Long prefixes last: those side by side have about the same number of tokens left.
         states = sorted(chosen, key=lambda s: (len(s.prefix), s.problem, s.prefix))
         counter = ForwardCounter()
-        with counter.counting(policy.model):
-            endings, tokens = self._sample(policy, states, config, seed=seed, step=step, should_stop=should_stop)
+        with awake(engine, policy), counter.counting(policy.model):
+            endings, tokens = self._sample(
+                engine, policy.max_positions, states, config, seed=seed, step=step, should_stop=should_stop
+            )
         by_id = {problem.id: problem for problem in problems}
         samples = [
             _whole(policy, by_id[state.problem], state, ids, cut) for state, rows in endings for ids, cut in rows
@@ -142,7 +149,8 @@ class PrefixValuer:
 
     def _sample(
         self,
-        policy: Policy,
+        engine: Engine,
+        positions: int | None,
         states: Sequence[_State],
         config: RolloutConfig,
         *,
@@ -158,19 +166,14 @@ class PrefixValuer:
             copies=self.num_samples,
             rows=self.rows,
             limit=config.max_new_tokens,
-            positions=policy.max_positions,
+            positions=positions,
         )
         for part in ([states[row] for row in rows] for rows in together):
-            generations = sample_groups(
-                policy,
+            generations = engine.generate(
                 [[*state.prompt, *state.prefix] for state in part],
-                [row for state in part for row in _row_seeds(state, self.num_samples, seed, step)],
-                group_size=self.num_samples,
-                max_new_tokens=config.max_new_tokens - len(part[0].prefix),
-                temperature=config.temperature,
-                top_k=config.top_k,
-                top_p=config.top_p,
-                compact_below=config.compact_below,
+                self.num_samples,
+                SamplingOptions.of(config, config.max_new_tokens - len(part[0].prefix)),
+                row_seeds=[row for state in part for row in _row_seeds(state, self.num_samples, seed, step)],
                 should_stop=should_stop,
             )
             tokens += sum(len(generation.ids) for generation in generations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,6 @@ def write_rollouts(
     Raises:
         InputError: the file cannot be written.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows, seen = [], dict.fromkeys(range(len(problems)), 0)
@@ -125,14 +125,26 @@ def write_rollouts(
         seen[rollout.group_id] += 1
     with replacing(path) as temporary:
         path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), temporary)
+        pq.write_table(_table(rows), temporary)
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
     return {"score": verdict.score, "spans": [[s.start, s.stop, s.score, s.label] for s in verdict.spans]}
 
 
-def _schema(pa: Any) -> Any:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """An Arrow table, by way of JSON: made of Python objects it would load pandas, 50 MB for nothing."""
+    import pyarrow.json as pj
+
+    text = "\n".join(json.dumps(row) for row in rows).encode()
+    read = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parse = pj.ParseOptions(explicit_schema=_schema(), unexpected_field_behavior="error")
+    return pj.read_json(io.BytesIO(text), read_options=read, parse_options=parse)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
     ints, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
     return pa.schema(
         [

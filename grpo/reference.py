@@ -13,8 +13,9 @@ from ..verifiers import InputError
 from .files import one_line, replacing
 from .loss import LossConfig, kl_estimate
 from .policy import Policy
+from .processes import Processes
 
-__all__ = ["frozen_reference", "with_kl_in_reward"]
+__all__ = ["frozen_reference", "reference_of_run", "with_kl_in_reward"]
 
 
 def frozen_reference(policy: Policy, saved: Path, *, resuming: bool) -> Policy:
@@ -26,7 +27,7 @@ def frozen_reference(policy: Policy, saved: Path, *, resuming: bool) -> Policy:
     from safetensors import SafetensorError
     from safetensors.torch import load_model, save_model
 
-    reference = replace(policy, model=copy.deepcopy(policy.model).eval().requires_grad_(False))
+    reference = _frozen_copy(policy)
     known = resuming and saved.exists()
     try:
         if known:
@@ -40,6 +41,21 @@ def frozen_reference(policy: Policy, saved: Path, *, resuming: bool) -> Policy:
             f"{saved}: cannot be {verb} ({one_line(error)}); free the disk, or start again in another run.dir"
         ) from error
     return reference
+
+
+def reference_of_run(processes: Processes, policy: Policy, saved: Path, *, resuming: bool) -> Policy:
+    """The frozen reference in every process: kept on the disk by the main one, from which the others take it over."""
+
+    def made() -> Policy:
+        return frozen_reference(policy, saved, resuming=resuming) if processes.is_main else _frozen_copy(policy)
+
+    reference = processes.jointly(made)
+    processes.copy_from_main(reference.model)
+    return reference
+
+
+def _frozen_copy(policy: Policy) -> Policy:
+    return replace(policy, model=copy.deepcopy(policy.model).eval().requires_grad_(False))
 
 
 def with_kl_in_reward(batch: CreditBatch, ref_logprobs: Tensor | None, config: LossConfig) -> CreditBatch:

@@ -40,6 +40,11 @@ class RewardModelScorer:
         if self.rows < 1:
             raise InputError(f"the scorer's rows={self.rows}: must be at least 1")
 
+    @property
+    def counted_models(self) -> tuple[Any, ...]:
+        """Models whose tokens are charged to the run."""
+        return (self._loaded[0].base_model,)
+
     @torch.no_grad()
     def __call__(self, policy: Policy, rollouts: Sequence[Rollout], batch: CreditBatch) -> Tensor:
         model, tokenizer = self._loaded

@@ -6,10 +6,9 @@ the row's own stream, so a row's text depends on no neighbour, and two strategie
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +18,9 @@ from .policy import Policy
 from .seeds import row_uniforms
 
 __all__ = ["Generation", "Interrupted", "RolloutConfig", "sample_groups"]
+
+SMALL = 512  # vocabulary whose weights are added up one by one
+BLOCK = 64  # ids of a larger one that are added up first
 
 
 class Interrupted(Exception):
@@ -111,34 +113,37 @@ def sample_groups(
         raise ValueError(f"{len(row_seeds)} row_seeds for {len(prompts)} prompts x {group_size}")
     if not prompts:
         return []
+    from .decoding import read_prompts  # needs transformers
+
     was_training = policy.model.training
     policy.model.eval()
     try:
-        logits, state = _read_prompts(policy, prompts, group_size)
+        logits, state = read_prompts(policy, prompts, group_size, max_new_tokens)
         uniforms = torch.from_numpy(row_uniforms(row_seeds, max_new_tokens)).to(policy.device) if temperature else None
         rows = torch.arange(len(row_seeds), device=policy.device)  # original row of each row still in the batch
         ids = torch.zeros(len(row_seeds), max_new_tokens, dtype=torch.long, device=policy.device)
         logprobs = torch.zeros(len(row_seeds), max_new_tokens, device=policy.device)
         ends = torch.tensor(policy.eos_ids, device=policy.device)
         running = torch.ones(len(rows), dtype=torch.bool, device=policy.device)
-        for step in range(max_new_tokens):
-            if should_stop is not None and should_stop():
-                raise Interrupted
-            point = None if uniforms is None else uniforms[rows, step]
-            token, logprob = _draw(logits, point, temperature, top_k, top_p)
-            ids[rows, step], logprobs[rows, step] = token, logprob  # what follows a row's end is cut off below
-            running = running & ~torch.isin(token, ends)
-            left = int(running.sum())
-            if left == 0 or step + 1 == max_new_tokens:
-                break
-            if left <= compact_below * len(rows):
-                keep = running.nonzero()[:, 0]
-                if on_finished is not None:
-                    done = rows[~running]
-                    on_finished(dict(zip(done.tolist(), _generations(ids[done], logprobs[done], ends))))
-                state.keep(keep)
-                rows, token, running = rows[keep], token[keep], running[keep]
-            logits = state.advance(policy, token)
+        with state.attending(policy):
+            for step in range(max_new_tokens):
+                if should_stop is not None and should_stop():
+                    raise Interrupted
+                point = None if uniforms is None else uniforms[rows, step]
+                token, logprob = _draw(logits, point, temperature, top_k, top_p)
+                ids[rows, step], logprobs[rows, step] = token, logprob  # what follows a row's end is cut off below
+                running = running & ~torch.isin(token, ends)
+                left = int(running.sum())
+                if left == 0 or step + 1 == max_new_tokens:
+                    break
+                if left <= compact_below * len(rows):
+                    keep = running.nonzero()[:, 0]
+                    if on_finished is not None:
+                        done = rows[~running]
+                        on_finished(dict(zip(done.tolist(), _generations(ids[done], logprobs[done], ends))))
+                    state.keep(keep)
+                    rows, token, running = rows[keep], token[keep], running[keep]
+                logits = state.advance(policy, token)
     finally:
         policy.model.train(was_training)
     return _generations(ids, logprobs, ends)
@@ -165,92 +170,46 @@ def _draw(
     if uniforms is None:
         token = logits.argmax(dim=-1)
         return token, logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
-    logprobs = (logits.float() / temperature).log_softmax(dim=-1)
-    cumulative = _filtered(logprobs, top_k, top_p).double().exp().cumsum(dim=-1)
-    point = uniforms[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, point, right=True)[:, 0]  # the first whose cumulative probability exceeds it
-    token = token.clamp(max=logits.shape[-1] - 1)  # where logits are not finite there is none
-    return token, logprobs.gather(1, token[:, None])[:, 0]
+    logits = logits.float()
+    probabilities = (logits if temperature == 1 else logits / temperature).softmax(dim=-1)
+    token = _invert(_filtered(probabilities, top_k, top_p), uniforms)
+    return token, probabilities.gather(1, token[:, None])[:, 0].log()
 
 
-def _filtered(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
+def _filtered(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Zero for tokens that must not come; the others keep their weight."""
     if top_k:
-        kth = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1).values[:, -1:]
-        logprobs = logprobs.masked_fill(logprobs < kth, -torch.inf)
+        kth = probabilities.topk(min(top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
+        probabilities = probabilities.masked_fill(probabilities < kth, 0.0)
     if top_p < 1:
-        ordered, order = logprobs.sort(dim=-1, descending=True)
-        probabilities = ordered.exp() / ordered.exp().sum(dim=-1, keepdim=True)
-        before = probabilities.cumsum(dim=-1) - probabilities
+        ordered, order = probabilities.sort(dim=-1, descending=True)
+        ordered = ordered / ordered.sum(dim=-1, keepdim=True)
+        before = ordered.cumsum(dim=-1) - ordered
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
-        logprobs = logprobs.masked_fill(dropped, -torch.inf)
-    return logprobs
+        probabilities = probabilities.masked_fill(dropped, 0.0)
+    return probabilities
 
 
-@dataclass
-class _DecodeState:
-    """The cache and positions of the rows still in the batch."""
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first id of each row whose cumulative weight exceeds its uniform's share of the whole, (B,).
 
-    cache: Any
-    cache_argument: str
-    attention_mask: Tensor | None
-    position: Tensor
+    In a large vocabulary the block of ids is found first, by the sums of the blocks, then the id in it: to add up
+    everything one by one in double precision would cost more than the rest of sampling.
 
-    def keep(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
-        self.position = self.position[rows]
-        if self.attention_mask is not None:
-            self.attention_mask = self.attention_mask[rows]
-
-    def advance(self, policy: Policy, token: Tensor) -> Tensor:
-        """Feed one token a row; logits (rows, V) of the next."""
-        if self.attention_mask is not None:
-            ones = self.attention_mask.new_ones(len(token), 1)
-            self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
-        with policy.autocast():
-            output = policy.model(
-                input_ids=token[:, None],
-                attention_mask=self.attention_mask,
-                position_ids=self.position[:, None],
-                use_cache=True,
-                **{self.cache_argument: self.cache},
-            )
-        self.position = self.position + 1
-        return output.logits[:, -1]
-
-
-def _read_prompts(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> tuple[Tensor, _DecodeState]:
-    """One forward over the N prompts (left-padded), then everything repeated for the group."""
-    from transformers import DynamicCache
-
-    longest, device = max(map(len, prompts)), policy.device
-    input_ids = torch.full((len(prompts), longest), policy.eos_ids[0], dtype=torch.long)
-    attention_mask = torch.zeros(len(prompts), longest, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-        attention_mask[row, longest - len(prompt) :] = 1
-    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    padded = any(len(prompt) != longest for prompt in prompts)
-    cache, name = DynamicCache(config=policy.model.config), _cache_argument(policy.model)
-    with policy.autocast():
-        output = policy.model(
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device) if padded else None,
-            position_ids=position_ids.to(device),
-            use_cache=True,
-            logits_to_keep=1,
-            **{name: cache},
-        )
-    if not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
-        raise InputError(
-            f"policy: {type(policy.model).__name__} keeps a state that cannot be shared among the samples of a prompt; "
-            "use a model with attention layers"
-        )
-    cache.batch_repeat_interleave(group_size)
-    mask = attention_mask.to(device).repeat_interleave(group_size, dim=0) if padded else None
-    position = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(group_size)
-    return output.logits[:, -1].repeat_interleave(group_size, dim=0), _DecodeState(cache, name, mask, position)
-
-
-def _cache_argument(model: Any) -> str:
-    """Newer transformers call the argument ``cache``, older ones ``past_key_values``."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    Args:
+        weights: (B, V), not negative; an id without weight is never chosen.
+        uniforms: (B,) float64 in [0, 1).
+    """
+    last = weights.shape[1] - 1  # where weights are not finite, no sum exceeds the point
+    if last < SMALL:
+        sums = weights.cumsum(dim=1, dtype=torch.float64)
+        return torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True)[:, 0].clamp(max=last)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    ends = blocks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    point = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, point, right=True).clamp(max=ends.shape[1] - 1)
+    before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block[:, 0]].cumsum(dim=1, dtype=torch.float64)
+    rest = torch.minimum(point - before, inside[:, -1:] * (1 - 2.0**-52))  # the two sums may differ by rounding
+    at = torch.searchsorted(inside, rest, right=True).clamp(max=BLOCK - 1)
+    return (block * BLOCK + at)[:, 0].clamp(max=last)

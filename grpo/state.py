@@ -10,9 +10,10 @@ from typing import Any
 from ..credit import CreditStrategy
 from ..credit.adaptive import load_state, state_of
 from ..verifiers import InputError
-from .checkpoint import global_rng_state, load_checkpoint, restore_global_rng, save_checkpoint
+from .checkpoint import global_rng_state, restore_global_rng
 from .files import one_line
 from .scorers import LearningScorer
+from .sharding import load_optimizer, optimizer_state
 from .window import Window
 
 __all__ = ["RunState"]
@@ -20,11 +21,10 @@ __all__ = ["RunState"]
 
 @dataclass
 class RunState:
-    """The moment that a run has reached.
+    """The moment that a run has reached, the weights aside.
 
     Args:
-        model: the weights that learn.
-        optimizer, schedule: theirs.
+        optimizer, schedule: of the weights that learn.
         strategy: what it has learned, where it adapts (see :mod:`apportion.credit.adaptive`).
         step: rollout batches that are done with.
         tokens: generated so far, the batch in progress included.
@@ -36,7 +36,6 @@ class RunState:
         alarms: what the latest rollout batches gave, see :mod:`apportion.grpo.alarms`.
     """
 
-    model: Any
     optimizer: Any
     schedule: Any
     strategy: CreditStrategy
@@ -59,32 +58,41 @@ class RunState:
         """A moment to go on from."""
         return self.has_begun and not self.torn
 
-    def save(self, folder: Path, *, keep: int) -> Path:
-        """A checkpoint of this moment in ``folder``, the window in progress and every global generator included."""
-        window = self.window
-        state = {
+    @property
+    def name(self) -> str:
+        """Of a checkpoint of this moment."""
+        return f"step_{self.step:06d}" + ("" if self.window is None else f"_update_{self.window.done:04d}")
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint of this moment holds, the window in progress and every global generator included.
+
+        All processes take part, since each may have a part of the optimiser's state only.
+        """
+        return {
             "step": self.step,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "skipped": self.skipped,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
             "schedule": self.schedule.state_dict(),
             "strategy": state_of(self.strategy),
             "scorers": {name: scorer.state_dict() for name, scorer in self.scorers.items()},
             "alarms": [list(entry) for entry in self.alarms],
             "rng": global_rng_state(),
-            "window": None if window is None else window.state(),
+            "window": None if self.window is None else self.window.state(),
         }
-        name = f"step_{self.step:06d}" + ("" if window is None else f"_update_{window.done:04d}")
-        return save_checkpoint(folder, name, self.model, state, keep=keep)
 
-    def load(self, path: Path) -> None:
-        """Go to the moment of the checkpoint ``path``, global generators included: nothing may be seeded after it."""
-        state = load_checkpoint(path, self.model)
+    def restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Go to the moment of a checkpoint, global generators included: nothing may be seeded after it.
+
+        Args:
+            state: its :meth:`content`.
+            path: where it lies, for messages.
+        """
         try:
             self.step, self.tokens, self.skipped = state["step"], state["tokens"], state["skipped"]
             self.seconds = state["seconds"]
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
             self.schedule.load_state_dict(state["schedule"])
             self.window = None if state["window"] is None else Window.from_state(state["window"])
             load_state(self.strategy, state["strategy"])

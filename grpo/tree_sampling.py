@@ -10,8 +10,10 @@ import torch
 
 from ..credit.batch import TreeIndex
 from ..verifiers import InputError
+from .engines import Engine, SamplingOptions
+from .engines.native import NativeEngine
 from .policy import Policy
-from .sampling import Generation, RolloutConfig, sample_groups
+from .sampling import Generation, RolloutConfig
 from .seeds import named_seed
 
 __all__ = ["TreeRolloutConfig", "TreeSamples", "sample_trees"]
@@ -90,6 +92,7 @@ def sample_trees(
     config: TreeRolloutConfig,
     *,
     should_stop: Callable[[], bool] | None = None,
+    engine: Engine | None = None,
 ) -> TreeSamples:
     """A tree for every prompt, depth by depth: each open path is read once and its children sampled from there.
 
@@ -104,23 +107,21 @@ def sample_trees(
         prompt_seeds: N seeds.
         config: shape of the trees, and how tokens are drawn.
         should_stop: see :func:`apportion.grpo.sampling.sample_groups`.
+        engine: awake, with the policy's weights; None: the built-in sampler.
     """
+    engine = NativeEngine(policy) if engine is None else engine
     if len(prompt_seeds) != len(prompts):
         raise ValueError(f"{len(prompt_seeds)} prompt_seeds for {len(prompts)} prompts")
     open_paths, leaves, nodes, tokens = [_Path(index) for index in range(len(prompts))], [], 0, 0
     for depth, width in enumerate(config.branching):
         last = depth + 1 == len(config.branching)
         children = [replace(p, branches=(*p.branches, branch)) for p in open_paths for branch in range(width)]
-        generations = sample_groups(
-            policy,
+        limit = config.max_new_tokens - depth * config.segment_tokens if last else config.segment_tokens
+        generations = engine.generate(
             [[*prompts[path.prompt], *path.ids] for path in open_paths],
-            [named_seed(prompt_seeds[child.prompt], *child.branches) for child in children],
-            group_size=width,
-            max_new_tokens=config.max_new_tokens - depth * config.segment_tokens if last else config.segment_tokens,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            compact_below=config.compact_below,
+            width,
+            SamplingOptions.of(config, limit),
+            row_seeds=[named_seed(prompt_seeds[child.prompt], *child.branches) for child in children],
             should_stop=should_stop,
         )
         paths = [_extended(child, own, nodes + index) for index, (child, own) in enumerate(zip(children, generations))]

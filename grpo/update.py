@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..verifiers import InputError
-from .forward import score_completions
+from .forward import packs, score_completions
 from .loss import LOG_RATIO_LIMIT, LossConfig, TokenLoss, aggregation_weights, live_rows, token_loss
+from .packing import micro_batches, padded_micro_batches
 from .policy import Policy
 from .sampling import RolloutConfig
 from .window import Window
@@ -24,6 +25,7 @@ __all__ = [
     "build_optimizer",
     "check_minibatches",
     "merge_sums",
+    "moving_rows",
     "optimizer_step",
     "update_metrics",
 ]
@@ -49,7 +51,8 @@ class OptimConfig:
         max_grad_norm: the gradient's norm is cut to it.
         epochs: passes over each rollout batch.
         minibatches: optimiser steps in a pass; whole groups stay together.
-        micro_batch_rows: rows in one forward and backward; changes memory, not the result.
+        micro_batch_rows: at most so many rows in one forward and backward; changes memory, not the result.
+        micro_batch_tokens: at most so many tokens in one, padding included where there is any; null: no such limit.
         max_skipped: stop once this many updates were skipped for a loss or gradient that is not finite.
     """
 
@@ -63,6 +66,7 @@ class OptimConfig:
     epochs: int = 1
     minibatches: int = 2
     micro_batch_rows: int = 16
+    micro_batch_tokens: int | None = None
     max_skipped: int = 5
 
     def __post_init__(self) -> None:
@@ -71,6 +75,8 @@ class OptimConfig:
         for name in ("epochs", "minibatches", "micro_batch_rows", "max_skipped"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ValueError(f"micro_batch_tokens must be at least 1 or null, not {self.micro_batch_tokens}")
         for name in ("lr", "weight_decay", "warmup_steps"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
@@ -117,16 +123,27 @@ def accumulate_gradients(
     max_tokens: int,
     temperature: float,
     step_rows: Tensor | None = None,
+    micro_batch_tokens: int | None = None,
+    passes: Callable[[int], int] | None = None,
 ) -> dict[str, float]:
     """Add the gradient of the loss over ``rows`` to the parameters, in micro-batches; the split changes nothing.
+
+    Rows that cannot move anything, as their advantages are zero and no KL is in their loss, are left out of forward and
+    backward: the gradient, the loss and the clip fractions stay what they are, and the ratios are those of the other
+    rows. Their part of the entropy is estimated without bias from what was sampled, ``-log p`` of each token, so that
+    the entropy stays one of all rows and strategies can be compared. Where no row can move anything the gradient is
+    zero, and the statistics are those of all rows.
 
     Args:
         window: the rollout batch with its credit.
         rows: the rows of this optimiser step, whole groups.
+        micro_batch_rows, micro_batch_tokens: see :class:`OptimConfig`.
         max_tokens: see :func:`apportion.grpo.loss.aggregation_weights`.
         temperature: of sampling.
         step_rows: all rows of the optimiser step where other processes work off some of them: the loss is normalised
             over these, so that the processes' gradients add up to that of one process. None: ``rows`` are all.
+        passes: from the number of forwards that ``rows`` need to the number to run, where the processes have to run
+            equally often; those beyond need count for nothing.
 
     Returns:
         Sums over the rows' tokens, and extremes, for :func:`update_metrics`; empty where no token is trained.
@@ -140,21 +157,81 @@ def accumulate_gradients(
     whole[all_rows] = aggregation_weights(mask[all_rows], mode=loss_config.aggregation, max_tokens=max_tokens)
     weights = whole[rows]
     live = live_rows(window.credit.advantages, window.batch.group_ids)[rows]
-    lengths = torch.tensor([len(window.completion_ids[int(row)]) for row in rows])
-    order = lengths.argsort(stable=True)  # rows of like length share a forward: less padding
+    if not mask[all_rows].any():
+        return {}
+    learns = bool(moving_rows(window, all_rows, loss_config).any())
+    chosen = moving_rows(window, rows, loss_config) if learns else mask[rows].any(dim=1)
+    parts = _micro_batches(policy, window, rows, chosen, micro_batch_rows, micro_batch_tokens)
+    empty = 0 if passes is None else passes(len(parts)) - len(parts)  # asked before anything that others wait for
+    faults: list[NonFinite] = []
     sums: dict[str, float] = {}
-    for part in order.split(micro_batch_rows):
-        if not mask[rows[part]].any():
-            continue
-        loss, seen = _micro_batch(policy, window, rows[part], weights[part], live[part], loss_config, temperature)
-        loss.backward()
+    for part in parts:
+        with torch.set_grad_enabled(learns):
+            loss, seen, bad = _micro_batch(
+                policy, window, rows[part], weights[part], live[part], loss_config, temperature
+            )
+        faults += bad
+        if bad and passes is None:  # nobody waits for the other passes
+            break
+        if learns:
+            loss.backward()
         merge_sums(sums, seen)
-    return sums
+    for _ in range(empty):
+        with torch.set_grad_enabled(learns):
+            loss = _empty_pass(policy, window)
+        if learns:
+            loss.backward()
+    if faults:
+        raise faults[0]
+    if not (learns and parts):
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    return {**sums, **_left_out(window, rows, chosen), "tokens": float(mask[rows].sum())}
+
+
+def _left_out(window: Window, rows: Tensor, chosen: Tensor) -> dict[str, float]:
+    """What the rows that were not scored add to the entropy: its estimate, and how many tokens it is of."""
+    left = rows[~chosen]
+    mask, old = window.batch.completion_mask[left], window.batch.old_logprobs
+    assert old is not None
+    return {"left_out_entropy": -float(old[left][mask].double().sum()), "left_out_tokens": float(mask.sum())}
+
+
+def moving_rows(window: Window, rows: Tensor, config: LossConfig) -> Tensor:
+    """Which of ``rows`` can move the policy, (R,) bool."""
+    has_advantage = window.credit.advantages[rows].ne(0) & window.batch.completion_mask[rows]
+    live = live_rows(window.credit.advantages, window.batch.group_ids)[rows]
+    return window.batch.completion_mask[rows].any(dim=1) & _moving(has_advantage, live, config)
+
+
+def _moving(has_advantage: Tensor, live: Tensor, config: LossConfig) -> Tensor:
+    """Which rows may have a gradient, (B,) bool: every surrogate is a multiple of the advantage.
+
+    Args:
+        has_advantage: (B, T) bool.
+        live: (B,) bool, rows whose groups have any advantage.
+    """
+    if not config.kl_coef or config.kl_in != "loss":
+        return has_advantage.any(dim=1)
+    return live if config.mask_dead_groups else torch.ones_like(live)
+
+
+def _micro_batches(
+    policy: Policy, window: Window, rows: Tensor, chosen: Tensor, at_most: int, tokens: int | None
+) -> list[Tensor]:
+    """Positions in ``rows`` of the chosen ones, cut into micro-batches."""
+    positions = chosen.nonzero()[:, 0]
+    prompts = [window.prompt_ids[row] for row in rows[positions].tolist()]
+    lengths = [len(window.completion_ids[row]) for row in rows[positions].tolist()]
+    cut = micro_batches if packs(policy) else padded_micro_batches
+    return [positions[part] for part in cut(prompts, lengths, rows=at_most, tokens=tokens)]
 
 
 def _micro_batch(
     policy: Policy, window: Window, rows: Tensor, weights: Tensor, live: Tensor, config: LossConfig, temperature: float
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, dict[str, float], list[NonFinite]]:
+    """The loss of some rows, what was seen on the way, and the first token whose loss is not finite, if any."""
     prompts = [window.prompt_ids[int(row)] for row in rows]
     completions = [window.completion_ids[int(row)] for row in rows]
     width, device, batch = max(map(len, completions)), policy.device, window.batch
@@ -177,15 +254,21 @@ def _micro_batch(
         loss_weight=cut(window.credit.loss_weight),
         live_rows=live.to(device),
     )
-    bad = (~torch.isfinite(tokens.loss) & mask).nonzero()
-    if len(bad):
-        row, token = bad[0].tolist()
-        raise NonFinite(
+    faults = [
+        NonFinite(
             f"step {window.step}: the loss is not finite in row {int(rows[row])} at token {token} "
             f"(id {completions[row][token]})"
         )
+        for row, token in (~torch.isfinite(tokens.loss) & mask).nonzero()[:1].tolist()
+    ]
     loss = (tokens.loss.where(mask, 0.0) * weights[:, :width].to(device)).sum()
-    return loss, _statistics(loss, tokens, scored.entropy, advantages, mask, config)
+    return loss, _statistics(loss, tokens, scored.entropy, advantages, mask, config), faults
+
+
+def _empty_pass(policy: Policy, window: Window) -> Tensor:
+    """A forward that counts for nothing: zero, with a gradient of zero."""
+    prompt, completion = window.prompt_ids[0], window.completion_ids[0][:1]
+    return 0.0 * score_completions(policy, [prompt], [completion], width=1).logprobs.sum()
 
 
 def _statistics(
@@ -199,7 +282,7 @@ def _statistics(
     high = (ratio > 1 + config.clip_high) & (advantages > 0) & clips
     seen = {
         "loss": loss.detach(),
-        "tokens": mask.sum(),
+        "scored_tokens": mask.sum(),
         "entropy": entropy[mask].sum(),
         "approx_kl": (cut.exp() - 1 - cut).sum(),
         "clipped_low": low.sum(),
@@ -220,14 +303,20 @@ def optimizer_step(policy: Policy, optimizer: Any, schedule: Any, *, max_grad_no
     """
     parameters = [(name, p) for name, p in policy.model.named_parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for _, p in parameters])
-    if not torch.isfinite(norm):
-        bad = next((name for name, p in parameters if not torch.isfinite(p.grad).all()), "their total norm")
+    if not torch.isfinite(_gathered(norm)):
+        bad = next((name for name, p in parameters if not torch.isfinite(_gathered(p.grad)).all()), "their total norm")
         raise NonFinite(f"step {step}: the gradient is not finite in {bad}")
     torch.nn.utils.clip_grads_with_norm_([p for _, p in parameters], max_grad_norm, norm)
     optimizer.step()
     schedule.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return float(_gathered(norm))
+
+
+def _gathered(value: Any) -> Tensor:
+    """A tensor whose shards may lie in several processes, which then all take part."""
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
 
 
 def merge_sums(total: dict[str, float], seen: Mapping[str, float]) -> None:
@@ -250,16 +339,19 @@ def merge_sums(total: dict[str, float], seen: Mapping[str, float]) -> None:
 
 
 def update_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means over all tokens of all optimiser steps of a window, from the sums; empty where no token was trained."""
+    """Means over all tokens of all optimiser steps of a window, from the sums; empty where no token was trained.
+
+    The KL is a mean over the tokens that were scored, see :func:`accumulate_gradients`.
+    """
     tokens = sums.get("tokens", 0.0)
     if not tokens:
         return {}
-    updates = sums["updates"]
+    updates, scored = sums["updates"], sums["scored_tokens"]
     low, high = sums["clipped_low"] / tokens, sums["clipped_high"] / tokens
     return {
         "policy/loss": sums["loss"] / updates,
-        "policy/entropy": sums["entropy"] / tokens,
-        "policy/approx_kl": sums["approx_kl"] / tokens,
+        "policy/entropy": (sums["entropy"] + sums["left_out_entropy"]) / (scored + sums["left_out_tokens"]),
+        "policy/approx_kl": sums["approx_kl"] / scored,
         "policy/clip_fraction_low": low,
         "policy/clip_fraction_high": high,
         "policy/clip_fraction": low + high,

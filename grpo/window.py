@@ -28,6 +28,7 @@ class Window:
         batch: evidence, (B, T).
         credit: (B, T); of a strategy with ``phase="update"``, that of the latest optimiser step.
         ref_logprobs: (B, T) under the frozen reference, or None where nobody asks.
+        importance: (B, T) weights of answers that another engine sampled (:mod:`apportion.grpo.importance`), or None.
         metrics: what was measured so far.
         done: optimiser steps already taken.
         sums: running sums of the update's statistics.
@@ -39,6 +40,7 @@ class Window:
     batch: CreditBatch
     credit: Credit
     ref_logprobs: Tensor | None = None
+    importance: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     done: int = 0
     sums: dict[str, float] = field(default_factory=dict)

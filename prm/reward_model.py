@@ -109,6 +109,11 @@ class RewardModel:
         if isinstance(self._loaded, InputError):
             raise self._loaded
 
+    @property
+    def counted_models(self) -> tuple[Any, ...]:
+        """Models whose tokens are charged to the run that asks."""
+        return () if isinstance(self._loaded, InputError) else (self._loaded[0].base_model,)
+
     def _scores(self, logits: Tensor) -> Tensor:
         """(R,) from the logits (R, L)."""
         if self.output == "softmax":

@@ -164,6 +164,11 @@ class StepRewardModel:
         """Load the model now, so that a broken one is refused before anything costs time."""
         _ = self.model, self._segmenter
 
+    @property
+    def counted_models(self) -> tuple[Any, ...]:
+        """Models whose tokens are charged to the run that asks."""
+        return (self.model.model.base_model,)
+
     def __getstate__(self) -> dict[str, Any]:
         """Options only: a copy in another process loads the model itself."""
         return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -76,8 +76,8 @@ def test_a_value_is_the_mean_of_its_continuations_rewards(policy: Policy, monkey
         seen.extend((list(prompts[i // 4]), seed) for i, seed in enumerate(row_seeds))
         return sample_groups(policy, prompts, row_seeds, **options)
 
-    monkeypatch.setattr("apportion.grpo.prefix_values.sample_groups", spy)
     collected = rolled(policy)
+    monkeypatch.setattr("apportion.grpo.engines.native.sample_groups", spy)
     values = valued(policy, collected, PrefixValuer(num_samples=4)).values["steps"]
     lengths = prefix_lengths(segment_ids("steps", collate(collected.rollouts)))
     checked = 0

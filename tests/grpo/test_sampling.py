@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from apportion.grpo.forward import score_completions
 from apportion.grpo.policy import ForwardCounter, Policy
-from apportion.grpo.sampling import Generation, Interrupted, RolloutConfig, sample_groups
+from apportion.grpo.sampling import Generation, Interrupted, RolloutConfig, _invert, sample_groups
 from apportion.grpo.seeds import named_seed, row_uniforms
 from apportion.verifiers import InputError
 
@@ -159,6 +159,22 @@ def test_a_uniform_of_zero_or_almost_one_never_picks_what_cannot_be(policy: Poli
             "apportion.grpo.sampling.row_uniforms", lambda seeds, steps, p=point: np.full((len(seeds), steps), p)
         )
         assert ids(sample(policy, [[4, 5]], [0], max_new_tokens=3)) == [[token] * 3]
+
+
+@pytest.mark.parametrize("size", [30, 700, 5000])
+def test_the_drawn_id_is_the_first_whose_cumulative_weight_exceeds_the_point(size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    weights = torch.rand(400, size, generator=draw) ** 8
+    weights[:200, torch.randperm(size, generator=draw)[: size // 2]] = 0.0
+    points = torch.rand(400, generator=draw, dtype=torch.float64)
+    points[:4] = torch.tensor([0.0, 1 - 2.0**-52, 1e-300, 0.5], dtype=torch.float64)
+    found = _invert(weights, points)
+    sums = weights.double().numpy().cumsum(axis=1)
+    wanted = [np.searchsorted(row, point * row[-1], side="right") for row, point in zip(sums, points.numpy())]
+    assert found.tolist() == wanted
+    assert (weights.gather(1, found[:, None]) > 0).all()
+    assert _invert(weights[7:8], points[7:8]).tolist() == wanted[7:8]
+    assert int(_invert(weights[:1] * torch.nan, points[:1]).max()) < size
 
 
 def test_random_numbers_stay_under_one_by_enough() -> None:

@@ -316,7 +316,8 @@ def test_forwards_are_counted_where_they_are_spent(new_run: NewRun, tmp_path: Pa
     handle.remove()
     assert sum(row["cost/forwards"] for row in run.rows) == len(calls)
     longest = max(len(row["completion_ids"]) for row in pq.read_table(rollouts_path(tmp_path, 1)).to_pylist())
-    assert run.rows[1]["cost/forwards"] == longest + math.ceil(6 / 4)  # decoding, then micro-batches of four
+    assert run.rows[1]["cost/forwards"] == longest + 1  # decoding, then the only group whose answers differ
+    assert run.rows[1]["cost/forward_tokens"] > run.rows[1]["cost/tokens"]
     assert not run.trainer.policy.model._forward_hooks
 
 

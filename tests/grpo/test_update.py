@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from apportion.credit import Credit, Rollout, collate
+from apportion.grpo import update
 from apportion.grpo.loss import AGGREGATIONS, LossConfig
 from apportion.grpo.policy import Policy
 from apportion.grpo.update import (
@@ -165,6 +166,85 @@ def test_groups_without_advantages_keep_the_kl_unless_they_are_spared(policy: Po
     assert not spared.any()
 
 
+FURTHER: tuple[dict[str, Any], ...] = (
+    {},
+    {"surrogate": "gspo-token"},
+    {"surrogate": "cispo"},
+    {"surrogate": "sapo"},
+    {"surrogate": "vespo"},
+    {"aggregation": "seq-mean-token-sum", "kl_coef": 0.1, "mask_dead_groups": True},
+)
+
+
+@pytest.mark.parametrize("options", FURTHER)
+def test_rows_that_can_move_nothing_are_left_out_and_the_gradient_stays(
+    policy: Policy, window: Window, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.credit.advantages[window.batch.group_ids == 1] = 0.0  # rows 1, 4, 7
+    config, read = LossConfig(**options), []
+    whole = update.score_completions
+
+    def watching(policy: Policy, prompts: Any, completions: Any, **facts: Any) -> Any:
+        read.extend(completions)
+        return whole(policy, prompts, completions, **facts)
+
+    monkeypatch.setattr(update, "score_completions", watching)
+    fast, seen = gradient(policy, window, config)
+    assert sorted(map(len, read)) == sorted(LENGTHS[row] for row in (0, 2, 5, 6))
+    monkeypatch.setattr(update, "_moving", lambda has, live, config: torch.ones_like(live))
+    slow, expected = gradient(policy, window, config)
+    assert torch.allclose(fast, slow, atol=1e-6 * float(slow.abs().max()))
+    for name in ("loss", "tokens", "clipped_low", "clipped_high"):
+        assert seen[name] == pytest.approx(expected[name], rel=1e-6)
+    assert seen["scored_tokens"] == expected["scored_tokens"] - LENGTHS[1] - LENGTHS[4] - LENGTHS[7]
+
+
+def test_a_kl_in_the_loss_keeps_every_row(policy: Policy, window: Window) -> None:
+    window.credit.advantages[window.batch.group_ids == 1] = 0.0
+    _, seen = gradient(policy, window, LossConfig(kl_coef=0.1))
+    assert seen["scored_tokens"] == seen["tokens"] == sum(LENGTHS) - LENGTHS[3] - 1
+
+
+def test_where_no_row_can_move_anything_the_gradient_is_zero_and_all_rows_are_described(
+    policy: Policy, window: Window
+) -> None:
+    _, before = gradient(policy, window, LossConfig())
+    window.credit.advantages[:] = 0.0
+    found, seen = gradient(policy, window, LossConfig())
+    assert len(found) == sum(p.numel() for p in policy.model.parameters())  # zeros, so that the optimiser steps as ever
+    assert not found.any()
+    assert seen["loss"] == 0
+    for name in ("entropy", "approx_kl", "scored_tokens", "tokens", "max/ratio"):
+        assert seen[name] == pytest.approx(before[name], rel=1e-5)
+
+
+def test_a_limit_of_tokens_cuts_micro_batches_and_changes_nothing(policy: Policy, window: Window) -> None:
+    whole, seen = gradient(policy, window, LossConfig())
+    for packing in (True, False):
+        some = replace(policy, packing=packing)
+        some.model.zero_grad(set_to_none=True)
+        calls: list[int] = []
+        hook = some.model.register_forward_hook(
+            lambda *call, calls=calls: calls.append(call[2]["input_ids"].numel()), with_kwargs=True
+        )
+        facts = accumulate_gradients(
+            some,
+            window,
+            ALL,
+            LossConfig(),
+            micro_batch_rows=16,
+            micro_batch_tokens=12,
+            max_tokens=9,
+            temperature=0.8,
+        )
+        hook.remove()
+        assert len(calls) > 1
+        assert max(calls) <= 12
+        parts = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+        assert torch.allclose(parts, whole, atol=1e-6)
+        assert facts == pytest.approx(seen, rel=1e-5)
+
+
 def test_rows_without_a_trained_token_take_no_step(policy: Policy, window: Window) -> None:
     policy.model.zero_grad(set_to_none=True)
     seen = accumulate_gradients(
@@ -257,6 +337,7 @@ def test_minibatches_hold_whole_groups_each_once_an_epoch_in_changing_order() ->
         {"schedule": "step"},
         {"epochs": 0},
         {"minibatches": 0},
+        {"micro_batch_tokens": 0},
         {"lr": float("nan")},
         {"weight_decay": -1.0},
         {"warmup_steps": -1},
