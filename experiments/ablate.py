@@ -1,9 +1,10 @@
-"""Strategies x seeds on one task: same weights, problems and random streams for every strategy, equal compute."""
+"""Strategies x seeds on one task, at one setting of the options or at many: same weights, problems and random streams
+for every strategy, equal compute.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import shlex
 import shutil
@@ -14,17 +15,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ..grpo.files import write_text
 from ..verifiers import InputError
 from .app import build, hydra_command, task_overrides
 from .build import check_value
 from .explain import explain
-from .parts import Parts, build_parts, check_line_breaks
+from .parts import Parts, build_parts, build_task, check_line_breaks
 from .plan import CellPlan, Sweep, plan_cells, read_sweep
 from .progress import StepProgress, console
+from .report.outcomes import collapse_rule, has_collapsed
 from .rundir import difference, has_results, hold_folder, plain_config, read_status, run_path
+from .settings import reference
 from .targets import nearest
 from .train import check_prompts, device, set_threads, train
 
@@ -46,7 +49,7 @@ def run_cell(config: DictConfig) -> str:
     An error stays here: what went wrong is in the cell's ``status.json`` and ``traceback.txt``, and the others go on.
     """
     folder = run_path(config.run.dir)
-    stop = folder.parents[2] / STOP
+    stop = _root_of(folder) / STOP
     if stop.exists():
         return "skipped"
     try:
@@ -78,12 +81,13 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
     plans = plan_cells(root, sweep)
     check_line_breaks([*sweep.shared, *(override for own in sweep.strategies.values() for override in own)])
     budget = _budget(config)
-    configs = {plan.strategy: _composed(plan, compose) for plan in plans[:: len(sweep.seeds)]}
-    for label, cell in configs.items():
-        _check_compute(label, cell, config)
-    parts = {label: _parts(label, cell) for label, cell in configs.items()}
-    label = plans[0].strategy
-    task = build(configs[label].get("task"), "task")
+    firsts = plans[:: len(sweep.seeds)]  # of each strategy at each setting
+    configs = [_composed(plan, compose) for plan in firsts]
+    for plan, cell in zip(firsts, configs):
+        _check_compute(plan.strategy, cell, config)
+    parts = [_parts(plan, cell) for plan, cell in zip(firsts, configs)]
+    starts = _starts(configs)
+    tasks = {index: build_task(configs[index]) for index in starts}
     if (root / "config.yaml").exists():
         raise InputError(f"run.dir={root}: holds a run, not an ablation; choose another run.dir")
     with hold_folder(root):
@@ -91,7 +95,8 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
         pending = [plan for plan in plans if _is_pending(plan, compose, retry)]
         _write_plan(root, config, sweep, budget)
         if pending:
-            _warm_start_once(configs[label], parts[label], task)
+            for index, task in tasks.items():
+                _warm_start_once(configs[index], parts[index], task)
             stopped = _launch(root, plans, pending, launch)
             if stopped:
                 _say_stopped(root, plans)
@@ -99,14 +104,29 @@ def ablate(config: DictConfig, arguments: Sequence[str], *, compose: Compose, la
         _report(root, plans)
 
 
+def _root_of(folder: Path) -> Path:
+    """The ablation's folder, of that of a cell."""
+    return next((parent for parent in folder.parents if (parent / "ablation.json").exists()), folder)
+
+
+def _starts(configs: Sequence[DictConfig]) -> list[int]:
+    """The first of each kind that needs a warm start of its own: as a rule all need the same."""
+    kinds: dict[str, int] = {}
+    for index, config in enumerate(configs):
+        kinds.setdefault(repr([config.get(key) for key in ("policy", "warm_start", "task")]), index)
+    return list(kinds.values())
+
+
 def _check_options(options: DictConfig) -> None:
     kinds = {"budget": Literal["steps", "tokens"], "threshold": float, "retry_failed": bool, "baseline": str}
-    known = [*kinds, "strategies", "seeds"]
+    known = [*kinds, "strategies", "seeds", "settings", "collapse"]
     for name in map(str, options):
         if name not in known:
             raise InputError(f"ablate.{name}: nothing reads this key; {nearest(name, known)}")
     for name, kind in kinds.items():
         check_value(options[name], kind, f"ablate.{name}")
+    rule: Any = OmegaConf.to_container(options.collapse, resolve=True)
+    collapse_rule(rule)
 
 
 def _composed(plan: CellPlan, compose: Compose) -> DictConfig:
@@ -119,12 +139,14 @@ def _composed(plan: CellPlan, compose: Compose) -> DictConfig:
         raise InputError(f"ablate.strategies.{plan.strategy}: {message}") from error
 
 
-def _parts(label: str, config: DictConfig) -> Parts:
+def _parts(plan: CellPlan, config: DictConfig) -> Parts:
+    label = plan.strategy
     try:
         return build_parts(config)
     except InputError as error:
         without = f"; or leave it out: ablate.strategies.{label}=null" if str(error).startswith("credit needs") else ""
-        raise InputError(f"ablate.strategies.{label}: {error}{without}") from error
+        at = "".join(f" at {key}={value}" for key, value in plan.setting.items())
+        raise InputError(f"ablate.strategies.{label}{at}: {error}{without}") from error
 
 
 def _budget(config: DictConfig) -> dict[str, Any]:
@@ -171,10 +193,14 @@ def _write_plan(root: Path, config: DictConfig, sweep: Sweep, budget: dict[str, 
         "seeds": list(sweep.seeds),
         "budget": budget,
         "threshold": float(config.ablate.threshold),
+        "collapse": OmegaConf.to_container(config.ablate.collapse, resolve=True),
         "task": str(config.hydra.runtime.choices.get("task", config.task._target_)),
         "started": datetime.now().isoformat(timespec="seconds"),
         "apportion": __version__,
     }
+    if sweep.settings:
+        chosen = reference(sweep.settings, config)
+        plan |= {"settings": dict(sweep.settings), "reference": chosen, "rollouts": sweep.rollouts}
     write_text(root / "ablation.json", json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -224,7 +250,8 @@ def _leave_failure(folder: Path, config: DictConfig, error: Exception) -> None:
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         blank = {"step": 0, "steps": config.run.steps, "tokens": 0, "seconds": 0.0}
         text = explain(error) or f"{type(error).__name__}: {error}"
-        status = {**blank, **read_status(folder), "state": "failed", "error": " ".join(text.split())}
+        told = {"state": "failed", "error": " ".join(text.split()), "error_type": type(error).__name__}
+        status = {**blank, **read_status(folder), **told}
         write_text(folder / "status.json", json.dumps(status, indent=2) + "\n")
 
 
@@ -236,41 +263,24 @@ def _say_stopped(root: Path, plans: Sequence[CellPlan]) -> None:
 
 
 def _report(root: Path, plans: Sequence[CellPlan]) -> None:
+    """Build the report and say what is in it; status 1 where a cell failed, unless what failed is what was measured."""
     from .report.build import build_report
+    from .report.terminal import results_table
 
     path = build_report(root)
-    failed = [plan for plan in plans if read_status(plan.folder).get("state") == "failed"]
-    for plan in failed:
-        error = read_status(plan.folder).get("error")
-        console().print(f"failed: {plan.strategy} seed {plan.seed}: {error} ({plan.folder})", markup=False)
-    if failed:
-        text = f"{len(failed)} of {len(plans)} cells failed; ablate.retry_failed=true run.dir={root} runs them again"
+    failed = [(plan, status) for plan in plans if (status := read_status(plan.folder)).get("state") == "failed"]
+    broken = [(plan, status) for plan, status in failed if not (plan.setting and has_collapsed(status))]
+    for plan, status in broken:
+        at = "".join(f" {key}={value}" for key, value in plan.setting.items())
+        text = f"failed: {plan.strategy}{at} seed {plan.seed}: {status.get('error')} ({plan.folder})"
         console().print(text, markup=False)
-    sys.stdout.write(_table(root / "summary.csv"))
+    if broken:
+        text = f"{len(broken)} of {len(plans)} cells failed; ablate.retry_failed=true run.dir={root} runs them again"
+        console().print(text, markup=False)
+    sys.stdout.write(results_table(root))
     sys.stdout.write(f"report: {path}\n{root}\n")
-    if failed:
+    if broken:
         raise SystemExit(1)
-
-
-def _table(summary: Path) -> str:
-    """The columns of ``summary.csv`` that say most, for the terminal; empty where nothing was measured."""
-    with summary.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    heads = {"final_success": "final success", "auc": "area", "auc_minus_uniform": "area minus baseline"}
-    lines = [["strategy", "seeds", *heads.values(), "p"]]
-    for row in rows:
-        values = [_interval(row[key], row[f"{key}_low"], row[f"{key}_high"]) for key in heads]
-        lines.append([row["strategy"], row["seeds"], *values, _short(row["p_adjusted"])])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
-
-
-def _interval(value: str, low: str, high: str) -> str:
-    return f"{_short(value)} [{_short(low)}, {_short(high)}]" if low and high else _short(value)
-
-
-def _short(value: str) -> str:
-    return f"{float(value):.3f}" if value else ""
 
 
 if __name__ == "__main__":

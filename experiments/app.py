@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+OF_SEVERAL = ("ablate", "probe")  # commands that take several strategies
+
+
 def _run_name() -> str:
     """Time and four random digits: two runs of one second do not meet in one folder."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
@@ -48,7 +51,7 @@ def hydra_command(name: str, function: Callable[[DictConfig], Any], arguments: S
     """
     rest = [argument for argument in arguments if argument != "--traceback"]
     try:
-        _run_hydra(name, function, _in_order(rest))
+        _run_hydra(name, function, _in_order(name, rest))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
@@ -132,7 +135,7 @@ def _run_hydra(name: str, function: Callable[[DictConfig], Any], arguments: list
         raise error
 
 
-def _in_order(arguments: list[str]) -> list[str]:
+def _in_order(name: str, arguments: list[str]) -> list[str]:
     """Overrides, then flags, as Hydra wants them; refuses unknown flags in one line instead of a page of usage."""
     from hydra._internal.utils import get_args_parser
 
@@ -152,6 +155,8 @@ def _in_order(arguments: list[str]) -> list[str]:
     flags = list(arguments)
     for override in overrides:
         flags.remove(override)
+    if name in OF_SEVERAL and not shown:  # the configuration says so too, but too late for what it says of a bad key
+        flags.append("--multirun")
     return [*overrides, *flags]
 
 

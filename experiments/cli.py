@@ -10,10 +10,12 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "ablate": "compare credit strategies over seeds on one task, with a report",
     "train": "one GRPO run",
+    "probe": "every strategy's credit on the same rollouts, against what is known to be true",
     "label-steps": "label the steps of solutions, to train a reward model on",
     "train-prm": "train a process reward model and measure it beside its baselines",
     "eval-prm": "measure trained process reward models on labelled solutions",
     "train-rm": "train a reward model of whole answers on human preferences",
+    "cost": "what strategies cost in tokens, forwards, memory and GPU-hours, before a run",
     "verify": "run verifiers over completions in a file: apportion verify FILE.jsonl verifier=...",
     "report": "rebuild the report of a finished or running ablation: apportion report DIR",
 }

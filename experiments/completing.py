@@ -18,7 +18,7 @@ from ..verifiers.panel import Panel
 
 __all__ = ["Completer", "Tokens", "prefix_ids"]
 
-Tokens = tuple[list[int], list[tuple[int, int]]]
+Tokens = tuple[list[int], Sequence[tuple[int, int]]]
 
 
 @dataclass

@@ -17,6 +17,7 @@ from ..verifiers import InputError, Sample
 from ..verifiers.panel import gives_spans
 from ..verifiers.segmenters import tile
 from .app import build
+from .parts import build_task
 from .tables import read_rows
 from .verdict_file import read_samples
 
@@ -83,7 +84,7 @@ def _checked(text: str, steps: Sequence[tuple[int, int]]) -> tuple[tuple[int, in
 
 
 def _problems(config: DictConfig) -> Sequence[Problem]:
-    task, wanted = build(config.get("task"), "task"), config.num_problems
+    task, wanted = build_task(config), config.num_problems
     if config.split == "train":
         try:
             return list(task.batch(0, wanted, config.seed))

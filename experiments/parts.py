@@ -15,13 +15,15 @@ from .targets import nearest
 
 if TYPE_CHECKING:  # they load torch, which a refused command need not wait for
     from ..credit import CreditStrategy
+    from ..grpo.engines import EngineOptions
     from ..grpo.evidence import Evidence
     from ..grpo.loss import LossConfig
     from ..grpo.sampling import RolloutConfig
+    from ..grpo.strategy_geometry import StrategyGeometry
     from ..grpo.trainer import TrainerConfig
     from ..grpo.update import OptimConfig
 
-__all__ = ["Parts", "build_parts", "check_line_breaks", "prepare"]
+__all__ = ["Parts", "build_parts", "build_task", "check_line_breaks", "prepare"]
 
 KEYS = {
     *(
@@ -29,17 +31,20 @@ KEYS = {
         "policy",
         "warm_start",
         "rollout",
+        "engine",
         "verifiers",
         "retention_verifier",
         "credit",
         "scorers",
         "prefix_valuer",
+        "geometry",
+        "parallel",
         "loss",
         "optim",
         "logger",
         "prm",
     ),
-    *("seed", "device", "threads", "label", "reward", "run", "command", "ablate"),
+    *("seed", "device", "threads", "label", "reward", "run", "command", "ablate", "probe", "truth"),
 }
 OF_OTHER_COMMANDS = ("completions", "num_problems", "num_held_out")  # which an experiment may set
 WITH_LINE_BREAKS = ("template", "system", "separator", "step_tag")  # options whose text holds line breaks now and then
@@ -55,14 +60,20 @@ class Parts:
     reward: Mapping[str, float]
     strategy: CreditStrategy
     evidence: Evidence
+    geometry: StrategyGeometry | None
     rollout: RolloutConfig
+    engine: EngineOptions
     loss: LossConfig
     optim: OptimConfig
     run: TrainerConfig
 
 
-def build_parts(config: DictConfig) -> Parts:
+def build_parts(config: DictConfig, further: Iterable[str] = ()) -> Parts:
     """Build them and see that they fit together.
+
+    Args:
+        config: of a command that trains or probes.
+        further: signals that the command itself gives.
 
     Raises:
         InputError: an option that nothing reads or of the wrong type, a part that cannot be built, a missing signal.
@@ -79,7 +90,16 @@ def build_parts(config: DictConfig) -> Parts:
     }
     retention = config.get("retention_verifier")
     retention = None if retention is None else build(retention, "retention_verifier", function=True)
-    strategy, rollout, loss, optim = (build(config.get(key), key) for key in ("credit", "rollout", "loss", "optim"))
+    strategy, rollout, engine, loss, optim = (
+        build(config.get(key), key) for key in ("credit", "rollout", "engine", "loss", "optim")
+    )
+
+    for name in ("requires", "phase", "conserves"):
+        if not hasattr(strategy, name):
+            raise InputError(
+                f"credit: {type(strategy).__name__} has no {name}, which every strategy declares; see "
+                "docs/add-a-strategy.md"
+            )
 
     from ..grpo.alarms import check_alarms
     from ..grpo.evidence import Evidence
@@ -92,12 +112,13 @@ def build_parts(config: DictConfig) -> Parts:
     }
     valuer = config.get("prefix_valuer")
     evidence = Evidence(scorers, None if valuer is None else build(valuer, "prefix_valuer"))
+    geometry = _geometry(config.get("geometry"))
 
     check_options(TrainerConfig, options, "run")
     run = TrainerConfig(seed=config.seed, **options)
     check_alarms(run.alarms, verifiers)
     check_minibatches(optim, rollout)
-    requires = evidence.needed(strategy.requires)
+    requires = evidence.needed(strategy.requires | (frozenset() if geometry is None else geometry.requires))
     check_signals(
         strategy,
         verifiers,
@@ -105,10 +126,38 @@ def build_parts(config: DictConfig) -> Parts:
         success=run.success,
         format=run.format,
         loss=loss,
-        further=evidence.available(requires, rollout),
+        further={*evidence.available(requires, rollout), *further},
         requires=requires,
     )
-    return Parts(verifiers, retention, reward, strategy, evidence, rollout, loss, optim, run)
+    return Parts(verifiers, retention, reward, strategy, evidence, geometry, rollout, engine, loss, optim, run)
+
+
+def build_task(config: DictConfig) -> Any:
+    """The source of problems; refuses what only a probe can take."""
+    task = build(config.get("task"), "task")
+    if not all(callable(getattr(task, name, None)) for name in ("batch", "held_out", "retention")):
+        raise InputError(
+            f"task._target_={config.task._target_}: gives no problems to train on; apportion probe takes it"
+        )
+    return task
+
+
+def _geometry(node: Any) -> StrategyGeometry | None:
+    """What compares the gradients of other strategies; None where nobody asks."""
+    from ..grpo.strategy_geometry import StrategyGeometry
+
+    if node is None:
+        return None
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    plain.pop("strategies", None)
+    check_options(StrategyGeometry, plain, "geometry")
+    strategies = {
+        str(name): build(one, f"geometry.strategies.{name}")
+        for name, one in (node.strategies or {}).items()
+        if one is not None
+    }
+    found = StrategyGeometry(strategies, **plain)
+    return found if found.strategies or found.groups else None
 
 
 def prepare(verifiers: Mapping[str, Any], key: str = "verifiers.") -> None:

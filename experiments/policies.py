@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from ..verifiers import InputError
 from .targets import locate
 
 __all__ = ["PolicySource", "PretrainedPolicy", "SmolLM2Policy", "TinyPolicy"]
+
+log = logging.getLogger(__name__)
 
 
 class PolicySource(Protocol):
@@ -104,11 +107,14 @@ class PretrainedPolicy:
         path: local folder, or name on the hub.
         chat: put the prompt into the model's chat template as the user's turn.
         system: system message of the chat template, or None.
+        chat_kwargs: further variables of the chat template, such as ``{enable_thinking: false}``.
         gguf_file: file inside ``path`` to load instead of safetensors.
-        dtype: of the weights.
+        dtype: of the weights. In bfloat16 an update smaller than 1/256 of a weight is lost: only with ``lora``.
         precision: bf16 runs the forwards under autocast, over weights of ``dtype``.
         attn_implementation: for example ``sdpa`` or ``flash_attention_2``; None leaves the choice to transformers.
         gradient_checkpointing: less memory, more time.
+        lora: options of low-rank adapters, which alone are trained; None trains all weights. See
+            :func:`apportion.experiments.lora.add_policy_lora`.
         trust_remote_code: run code that comes with the model.
     """
 
@@ -117,25 +123,37 @@ class PretrainedPolicy:
         path: str,
         chat: bool = True,
         system: str | None = None,
+        chat_kwargs: Mapping[str, Any] | None = None,
         gguf_file: str | None = None,
         dtype: str = "float32",
         precision: Precision = "fp32",
         attn_implementation: str | None = None,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         self.path, self.chat, self.system, self.gguf_file = str(path), chat, system, gguf_file
+        self.chat_kwargs, self.lora = dict(chat_kwargs or {}), None if lora is None else dict(lora)
         self.dtype, self.precision, self.attn_implementation = dtype, precision, attn_implementation
         self.gradient_checkpointing, self.trust_remote_code = gradient_checkpointing, trust_remote_code
 
     @property
     def key(self) -> dict[str, Any]:
         names = ("path", "chat", "system", "gguf_file", "dtype", "precision")
-        return {"kind": "pretrained", "files": _fingerprint(self.path), **{n: getattr(self, n) for n in names}}
+        later = {name: value for name in ("chat_kwargs", "lora") if (value := getattr(self, name)) not in (None, {})}
+        kept = {name: getattr(self, name) for name in names}
+        return {"kind": "pretrained", "files": _fingerprint(self.path), **kept, **later}
 
     def build(self, device: str = "cpu") -> Policy:
+        from .lora import add_policy_lora, without_dropout
         from .pretrained import encode_prompt, eos_ids, load_pretrained
 
+        if self.dtype != "float32" and self.lora is None:
+            log.warning(
+                "policy.dtype=%s: most updates are lost to rounding in such weights; use policy.precision=bf16 over "
+                "float32 weights, or policy.lora",
+                self.dtype,
+            )
         model, tokenizer = load_pretrained(
             self.path,
             dtype=self.dtype,
@@ -143,14 +161,19 @@ class PretrainedPolicy:
             trust_remote_code=self.trust_remote_code,
             attn_implementation=self.attn_implementation,
         )
+        if self.lora is not None:
+            add_policy_lora(model, self.lora)
         model = model.to(device).eval()
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-            model.train()  # checkpointing works in training mode only
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})  # the second name is that of transformers before 5.24
+            without_dropout(model).train()  # checkpointing works in training mode only
         return Policy(
             model,
             tokenizer,
-            lambda text: encode_prompt(tokenizer, text, chat=self.chat, system=self.system),
+            lambda text: encode_prompt(
+                tokenizer, text, chat=self.chat, system=self.system, chat_kwargs=self.chat_kwargs
+            ),
             eos_ids(model, tokenizer),
             self.precision,
         )
@@ -166,8 +189,11 @@ class SmolLM2Policy(PretrainedPolicy):
         self,
         chat: bool = True,
         system: str | None = None,
+        dtype: str = "float32",
         precision: Precision = "fp32",
+        attn_implementation: str | None = None,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         from .pretrained import smollm2_folder
         from .warmstart import cache_folder
@@ -176,8 +202,11 @@ class SmolLM2Policy(PretrainedPolicy):
             str(smollm2_folder(cache_folder())),
             chat=chat,
             system=system,
+            dtype=dtype,
             precision=precision,
+            attn_implementation=attn_implementation,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
 
     @property

@@ -7,9 +7,10 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,17 @@ def load_pretrained(
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     weights = {"dtype": getattr(torch, dtype), "attn_implementation": attn_implementation, **_expanded(gguf_file)}
+    _check_attention(attn_implementation)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model, found = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options, **weights)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        remedy = "check the folder's files" if folder.is_dir() else "check the name and the network, or give a folder"
+        if attn_implementation is not None and "attention" in str(error).lower():
+            remedy = "leave policy.attn_implementation=null"
+        else:
+            local, remote = "check the folder's files", "check the name and the network, or give a folder"
+            remedy = local if folder.is_dir() else remote
         raise InputError(f"policy.path={path}: cannot be loaded ({reason}); {remedy}") from error
     if found["missing_keys"]:  # they would start at random
         missing = sorted(found["missing_keys"])
@@ -72,6 +78,20 @@ def load_pretrained(
             f"policy.path={path}: {len(missing)} tensors have no weights, first {missing[0]}; get a whole copy"
         )
     return model.eval(), tokenizer
+
+
+def _check_attention(name: str | None) -> None:
+    """Say in one line what transformers says in ten."""
+    if name is None or "flash_attention" not in name:
+        return
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    known = is_flash_attn_3_available() if name.endswith("3") else is_flash_attn_2_available()
+    if not known:
+        raise InputError(
+            f"policy.attn_implementation={name}: flash attention is not installed here, or there is no GPU that runs "
+            "it; pip install flash-attn, or leave it null for PyTorch's own fused attention (sdpa)"
+        )
 
 
 def _expanded(gguf_file: str | None) -> dict[str, Any]:
@@ -102,7 +122,9 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return kept
 
 
-def encode_prompt(tokenizer: Any, text: str, *, chat: bool, system: str | None = None) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, text: str, *, chat: bool, system: str | None = None, chat_kwargs: Mapping[str, Any] | None = None
+) -> list[int]:
     """Ids of a prompt, ready for the completion to follow.
 
     Args:
@@ -110,22 +132,36 @@ def encode_prompt(tokenizer: Any, text: str, *, chat: bool, system: str | None =
         text: the problem; the user's turn where ``chat`` is set.
         chat: go through the tokenizer's chat template, up to the opening of the assistant's turn.
         system: system message; None leaves it to the template.
+        chat_kwargs: further variables of the template, such as ``enable_thinking``.
     """
     if not chat:
-        if system is not None:
-            raise InputError("policy.system is set, but policy.chat is false; a plain prompt has no system message")
+        _refuse_chat_options(system, chat_kwargs)
         return _plain_prompt(tokenizer, text)
-    if not getattr(tokenizer, "chat_template", None):
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
         raise InputError("policy.chat=true: the tokenizer has no chat template; set policy.chat=false")
+    for name in chat_kwargs or {}:
+        if not re.search(rf"\b{re.escape(name)}\b", str(template)):
+            raise InputError(
+                f"policy.chat_kwargs.{name}: the model's chat template reads no such variable; leave it out"
+            )
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
+    options = {"tokenize": True, "add_generation_prompt": True, "return_dict": False}
     try:
-        ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(messages, **{**(chat_kwargs or {}), **options})
     except Exception as error:  # a template is a program: it raises what it likes, mostly about the system message
         reason = str(error).split("\n")[0]
         raise InputError(f"policy.chat=true: the chat template refuses the prompt ({reason})") from error
     return _one_bos(tokenizer, list(ids))
+
+
+def _refuse_chat_options(system: str | None, chat_kwargs: Mapping[str, Any] | None) -> None:
+    for name, value in (("system", system), ("chat_kwargs", chat_kwargs or None)):
+        if value is not None:
+            what = "no system message" if name == "system" else "no template"
+            raise InputError(f"policy.{name} is set, but policy.chat is false; a plain prompt has {what}")
 
 
 def _plain_prompt(tokenizer: Any, text: str) -> list[int]:

@@ -32,12 +32,14 @@ __all__ = [
 
 # What may differ between the start of a run and its continuation, since it does not change the result.
 IGNORED = {
+    *(f"engine.{name}" for name in ("base_url", "api_key_env", "concurrency", "timeout_s", "retries", "host")),
     "run.dir",
     "run.save_every",
     "run.keep_checkpoints",
     "run.save_model",
     "threads",
     "device",
+    "parallel",
     "logger",
     "label",
     "command",
@@ -112,7 +114,7 @@ def refuse_other_run(folder: Path, config: dict[str, Any]) -> None:
     saved = folder / "config.yaml"
     if not saved.exists():
         return
-    if read_status(folder).get("state") == "finished":
+    if read_status(folder).get("state") == "finished" and not _lacks_model(folder, config):
         raise InputError(
             f"run.dir={folder}: holds a finished run; choose another run.dir, or remove this one to redo it"
         )
@@ -180,6 +182,11 @@ def has_results(folder: Path) -> bool:
     """Whether a run in ``folder`` left anything that would be lost."""
     metrics = folder / "metrics.jsonl"
     return any((folder / "checkpoints").glob("step_*")) or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+def _lacks_model(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a run ended between its last step and its model: the same command has the model to save yet."""
+    return bool(config["run"].get("save_model")) and not (folder / "model").exists()
 
 
 def _is_a_runs(saved: Path) -> bool:

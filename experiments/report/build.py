@@ -1,27 +1,29 @@
-"""Write the report of an ablation: report.html, summary.csv, metrics.parquet and figures/*.svg."""
+"""Write the report of an ablation: report.html, its tables as CSV, metrics.parquet and figures/*.svg."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...verifiers import InputError
-from . import charts, notes
+from . import charts, costs, maps, notes
+from .costs import axes, equal_cost, equal_cost_rows
 from .curves import window
-from .figures import COLOURS, look, standalone
+from .figures import standalone
 from .load import Ablation, load_ablation
+from .outcomes import ALARMS, OUTCOMES
+from .page import page_environment, replacing, signed, write_whole
 from .rollouts import exhibit
-from .summary import COLUMNS, StrategySummary, Summary, summarise, summary_rows
+from .stability import COLUMNS, Stability, area_columns, setting_text, stability, stability_rows
+from .summary import StrategySummary, Summary, summarise, summary_rows
 
 __all__ = ["build_report", "page_environment", "write_whole"]
 
-PHASES = ("sample", "verify", "reference", "credit", "update", "eval")
+PHASES = (*costs.TRAINING, "eval")
 CREDIT_SHAPE = (
     ("credit/abs_mean", "mean |A|"),
     ("credit/nonzero_tokens", "tokens with credit"),
@@ -29,7 +31,6 @@ CREDIT_SHAPE = (
     ("credit/mass_on_errors", "mass on errors"),
     ("credit/mass_on_right_steps", "mass on right steps"),
 )
-_HERE = Path(__file__).parent
 
 
 def build_report(folder: Path) -> Path:
@@ -46,20 +47,21 @@ def build_report(folder: Path) -> Path:
         InputError: ``ablation.json`` is missing or broken, or the folder cannot be written to.
     """
     ablation = load_ablation(folder)
-    summary = summarise(ablation)
-    curves, versus, panels = (
+    summary, found, at_cost = summarise(ablation), stability(ablation), equal_cost(ablation)
+    curves, versus, panels, by_cost = (
         charts.learning_curves(summary),
         charts.against_baseline(summary),
         charts.stability(summary),
+        charts.against_cost(summary, axes(ablation.cells)),
     )
     try:
         (folder / "figures").mkdir(exist_ok=True)
     except OSError as problem:
         raise InputError(f"{folder}: cannot write the report there ({problem.strerror}); free the place") from problem
-    for chart in (*curves, *versus, *panels):
+    for chart in (*curves, *versus, *panels, *by_cost):
         write_whole(folder / "figures" / f"{chart.name}.svg", standalone(chart.svg, chart.heading))
-    write_whole(folder / "summary.csv", _csv(summary))
-    with _replacing(folder / "metrics.parquet") as path:
+    _write_tables(folder, summary, found, at_cost)
+    with replacing(folder / "metrics.parquet") as path:
         _write_metrics(ablation, path)
     page = page_environment().get_template("template.html.j2").render(
         summary=summary,
@@ -67,12 +69,47 @@ def build_report(folder: Path) -> Path:
         curves=curves,
         versus=versus,
         panels=panels,
+        by_cost=by_cost,
+        at_cost=at_cost,
         exhibition=exhibit(ablation),
         **_words(summary),
+        **_where(summary, found),
         **_tables(summary),
     )  # fmt: skip
     write_whole(folder / "report.html", page)
     return folder / "report.html"
+
+
+def _write_tables(folder: Path, summary: Summary, found: Stability | None, at_cost: Sequence[costs.EqualCost]) -> None:
+    rows: list[dict[str, Any]] = list(summary_rows(summary))
+    if found is not None:
+        areas = {region.strategy: area_columns(region) for region in found.regions}
+        rows = [row | areas[str(row["strategy"])] for row in rows]
+        columns = ("strategy", *summary.ablation.settings, *COLUMNS)
+        write_whole(folder / "stability.csv", _csv(columns, stability_rows(found)))
+    write_whole(folder / "summary.csv", _csv(list(rows[0]) if rows else [], rows))
+    write_whole(folder / "equal_cost.csv", _csv(costs.COLUMNS, equal_cost_rows(at_cost)))
+
+
+def _where(summary: Summary, found: Stability | None) -> dict[str, Any]:
+    """What the page says of the grid of settings, if there is one, and of the alarms."""
+    cells = summary.ablation.cells
+    told = {
+        "alarm_heads": list(ALARMS.values()),
+        "alarm_rows": maps.alarm_table(cells, summary.ablation.strategies),
+        "found": found,
+        "maps": [],
+    }
+    if found is None:
+        return told
+    return told | {
+        "kinds": OUTCOMES,
+        "maps": [maps.draw_map(region, found.ablation) for region in found.regions],
+        "where_headline": maps.stability_headline(found, notes.ceilings(summary)),
+        "where_remarks": maps.remarks(found),
+        "where_rule": maps.rule_sentence(found.ablation),
+        "reference": setting_text(found.ablation.reference),
+    }
 
 
 def _words(summary: Summary) -> dict[str, Any]:
@@ -86,8 +123,8 @@ def _words(summary: Summary) -> dict[str, Any]:
         "cautions": cautions,
         "ceilings": notes.ceilings(summary),
         "unfinished": notes.unfinished(ablation),
-        "left_out": sum(not cell.counts for cell in ablation.cells),
-        "failed": any(cell.state == "failed" for cell in ablation.cells),
+        "left_out": sum(not cell.counts for cell in ablation.grid),
+        "failed": any(cell.state == "failed" for cell in ablation.grid),
         "retry": f"{ablation.command} ablate.retry_failed=true",
     }
 
@@ -101,7 +138,10 @@ def _tables(summary: Summary) -> dict[str, Any]:
     return {
         "phases": phases,
         "phase_seconds": seconds,
-        "forwards": {s.name: _cell_mean(s, "cost/forwards", total=True) for s in every},
+        "ledger": {
+            s.name: [s.verifier_seconds, s.spent("cost/forwards"), s.spent("cost/forward_tokens")] for s in every
+        },
+        "has_forward_tokens": "cost/forward_tokens" in measured,
         "shape_heads": [head for _, head in CREDIT_SHAPE],
         "shape": shape if any(not math.isnan(v) for row in shape.values() for v in row) else {},
         **_bars(summary),
@@ -135,7 +175,7 @@ def _bars(summary: Summary) -> dict[str, Any]:
         }
         for name, c in compared.items()
     }
-    ticks = [(_signed(tick, 2) if tick else "0", place(tick)) for tick in _ticks(low, high)]
+    ticks = [(signed(tick, 2) if tick else "0", place(tick)) for tick in _ticks(low, high)]
     return {"bars": bars, "scale": {"zero": place(0.0), "ticks": ticks}}
 
 
@@ -149,25 +189,26 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(step * k, 2) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _csv(summary: Summary) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for row in summary_rows(summary):
+    for row in rows:
         writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
     return text.getvalue()
 
 
 def _write_metrics(ablation: Ablation, path: Path) -> None:
-    """All rows of all cells, also of those that do not count, with the columns strategy, seed and state before them."""
+    """All rows of all cells, also of those that do not count, with strategy, settings, seed and state before them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [(cell, row) for cell in ablation.cells for row in cell.metrics]
+    rows = [(cell, row) for cell in ablation.grid for row in cell.metrics]
     first = ("step", "tokens", "seconds")
     keys = [*first, *sorted({key for _, row in rows for key in row} - set(first))]
     columns: dict[str, Any] = {
         "strategy": pa.array([cell.strategy for cell, _ in rows], pa.string()),
+        **{key: pa.array([str(cell.setting[key]) for cell, _ in rows], pa.string()) for key in ablation.settings},
         "seed": pa.array([cell.seed for cell, _ in rows], pa.int64()),
         "state": pa.array([cell.state for cell, _ in rows], pa.string()),
     }
@@ -178,67 +219,3 @@ def _write_metrics(ablation: Ablation, path: Path) -> None:
             [None if v is None else int(v) for v in values] if whole else values, pa.int64() if whole else pa.float64()
         )
     pq.write_table(pa.table(columns), path, compression="zstd")
-
-
-def page_environment() -> Any:
-    """Where templates become pages: text is escaped, what is missing is an error, numbers have their filters."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        number=_number, signed=_signed, p=_p, count=_count, duration=_duration, svg=Markup, listed=notes.listed
-    )
-    environment.globals.update(
-        infinity=math.inf, look=look, palette=COLOURS, style=Markup((_HERE / "style.css").read_text("utf-8"))
-    )
-    return environment
-
-
-def _number(value: float, digits: int = 3) -> str:
-    """0.123; a dash where there is no number."""
-    return "–" if math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
-
-
-def _signed(value: float, digits: int = 3) -> str:
-    return "–" if math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
-
-
-def _p(value: float) -> str:
-    if math.isnan(value):
-        return "–"
-    return "< .001" if value < 0.001 else "1" if value > 0.9995 else f"{value:.3f}".removeprefix("0")
-
-
-def _count(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    """Seconds, or minutes and seconds.
-
-    >>> _duration(8.31), _duration(125.0)
-    ('8.3 s', '2 min 5 s')
-    """
-    if math.isnan(seconds):
-        return "–"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` that takes its place when all went well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file appears whole or not at all."""
-    with _replacing(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "replace"))  # JSON can hold halves of surrogate pairs

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .costs import Axis, cost_curve
 from .curves import Curve, Line, band, mean_curve, smooth, window
 from .figures import draw, label_ends, paint_lines
 from .load import EVALUATION, Cell
 from .summary import StrategySummary, Summary
 
-__all__ = ["STABILITY", "Chart", "against_baseline", "learning_curves", "short_number", "stability"]
+__all__ = ["STABILITY", "Chart", "against_baseline", "against_cost", "learning_curves", "short_number", "stability"]
 
 # name of the file, heading, metric keys that are added up
 STABILITY = (
@@ -81,6 +82,31 @@ def against_baseline(summary: Summary) -> list[Chart]:
 
         name = "against_" + re.sub(r"[^\w.-]", "_", s.name, flags=re.ASCII)
         charts.append(Chart(name, s.name, draw(name, title, 216, 138, paint, pad=(26, 20, 6, 6)), strategy=s))
+    return charts
+
+
+def against_cost(summary: Summary, axes: Sequence[Axis]) -> list[Chart]:
+    """Held-out success by what it cost, one chart for each way to charge; as far as all seeds of a strategy came."""
+    charts = []
+    for axis in axes:
+        lines = []
+        for s in summary.strategies:
+            curves = [cost_curve(cell, axis) for cell in s.counted]
+            x, y = mean_curve(curves)
+            low, high = band(curves)
+            if x:
+                lines.append(Line(s.index, s.name, x, y, low, high))
+        if not lines:
+            continue
+        title = f"Held-out success by {axis.heading.lower()}, mean over seeds with 95% band"
+
+        def paint(axes: Any, lines: Sequence[Line] = lines) -> None:
+            paint_lines(axes, lines, markers=False, width=1.4)
+            _success_axes(axes, lines, summary, small=True)
+
+        name = f"cost_{axis.name}"
+        svg = draw(name, title, 216, 138, paint, pad=(26, 20, 6, 6))
+        charts.append(Chart(name, f"{axis.heading} ({axis.unit})", svg))
     return charts
 
 

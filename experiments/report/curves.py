@@ -1,4 +1,4 @@
-"""Curves over seeds: means, bands and running means."""
+"""Curves of runs and over seeds: areas, crossings, means, bands and running means."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .statistics import bootstrap_interval, mean
 
-__all__ = ["Curve", "Line", "band", "mean_curve", "smooth", "window"]
+__all__ = ["Curve", "Line", "area_under_curve", "band", "first_crossing", "mean_curve", "smooth", "window"]
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -36,6 +38,42 @@ class Line:
     unfinished: Sequence[Curve] = ()
 
 
+def area_under_curve(positions: Sequence[float], values: Sequence[float], low: float, high: float) -> float:
+    """Mean height of a piecewise linear curve between ``low`` and ``high``: its integral over the width.
+
+    Args:
+        positions: (E,) rising positions of the evaluations (steps or tokens).
+        values: (E,) what was measured there.
+        low, high: range to integrate over; the curve must cover it, else NaN.
+
+    >>> round(area_under_curve([0, 10, 20], [0.2, 0.4, 0.8], 0, 20), 9)
+    0.45
+    """
+    if len(positions) < 2 or not high > low or positions[0] > low or positions[-1] < high:
+        return math.nan
+    inside = [x for x in positions if low < x < high]
+    x = np.asarray([low, *inside, high], dtype=np.float64)
+    y = np.interp(x, positions, values)
+    return float(np.trapezoid(y, x) / (high - low))
+
+
+def first_crossing(positions: Sequence[float], values: Sequence[float], threshold: float) -> float:
+    """Where a curve first reaches ``threshold``, linear between evaluations; inf where never, NaN without a curve.
+
+    >>> round(first_crossing([0, 10, 20], [0.2, 0.6, 1.0], 0.8), 9)
+    15.0
+    """
+    if not values:
+        return math.nan
+    for index, value in enumerate(values):
+        if value >= threshold:
+            if index == 0:
+                return float(positions[0])
+            before, start, stop = values[index - 1], positions[index - 1], positions[index]
+            return float(start + (stop - start) * (threshold - before) / (value - before))
+    return math.inf
+
+
 def mean_curve(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
     """Mean over seeds at the positions that every curve has; where they differ, at those of the first.
 
@@ -58,8 +96,6 @@ def _aligned(
     curves: Sequence[Curve],
 ) -> tuple[list[float], list[list[float]]]:
     """Common positions and, for each, the heights of all curves there."""
-    import numpy as np
-
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return [], []

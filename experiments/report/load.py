@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...verifiers import InputError
+from ..settings import grid, setting_folder
+from .outcomes import CollapseRule, collapse_rule
 
 __all__ = ["EVALUATION", "Ablation", "Cell", "load_ablation", "load_cell"]
 
@@ -20,7 +22,7 @@ _STATES = ("finished", "running", "failed", "interrupted")
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run: one strategy with one seed.
+    """One training run: one strategy with one seed, at one setting.
 
     Args:
         strategy, seed: its place in the ablation.
@@ -30,6 +32,7 @@ class Cell:
         about: ``run.json``; empty where it was never written.
         status: ``status.json``; empty where it was never written.
         metrics: the rows of ``metrics.jsonl`` in order of step, one for each step, finite numbers only.
+        setting: values of the options that the ablation varies besides; empty where it varies none.
     """
 
     strategy: str
@@ -40,6 +43,7 @@ class Cell:
     about: Mapping[str, Any]
     status: Mapping[str, Any]
     metrics: Sequence[Mapping[str, float]]
+    setting: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
@@ -80,7 +84,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Strategies x seeds with everything that was recorded. ``cells`` holds one cell for every pair, in order."""
+    """Strategies x seeds with everything that was recorded.
+
+    ``cells`` holds one cell for every pair, in order. Where settings are varied too, these are the cells at
+    ``reference``, and ``grid`` holds those at all settings; else both are the same. ``rollouts`` is the number of
+    answers of a batch that was held while the group size was varied.
+    """
 
     folder: Path
     command: str
@@ -94,6 +103,11 @@ class Ablation:
     started: str
     version: str
     cells: Sequence[Cell]
+    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    rule: CollapseRule = field(default_factory=CollapseRule)
+    rollouts: int | None = None
+    grid: Sequence[Cell] = ()
 
     @property
     def axis(self) -> str:
@@ -122,6 +136,14 @@ def load_ablation(folder: Path) -> Ablation:
     try:
         strategies = [str(name) for name in plan["strategies"]]
         seeds = [int(seed) for seed in plan["seeds"]]
+        settings = {str(key): list(values) for key, values in (plan.get("settings") or {}).items()}
+        chosen = dict(plan["reference"]) if settings else {}
+        cells = [
+            load_cell(folder, strategy, seed, setting)
+            for strategy in strategies
+            for setting in grid(settings)
+            for seed in seeds
+        ]
         return Ablation(
             folder=folder,
             command=str(plan.get("command", "apportion ablate")),
@@ -134,15 +156,20 @@ def load_ablation(folder: Path) -> Ablation:
             task=str(plan.get("task", "")),
             started=str(plan.get("started", "")),
             version=str(plan.get("apportion", "")),
-            cells=[load_cell(folder, strategy, seed) for strategy in strategies for seed in seeds],
+            cells=[cell for cell in cells if cell.setting == chosen],
+            settings=settings,
+            reference=chosen,
+            rule=collapse_rule(plan.get("collapse")),
+            rollouts=plan.get("rollouts"),
+            grid=cells,
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise InputError(f"{path}: cannot read the plan ({problem!r}); run `apportion ablate` on it again") from problem
 
 
-def load_cell(folder: Path, strategy: str, seed: int) -> Cell:
-    """Read ``cells/<strategy>/seed_<seed>``; what is absent or broken is empty."""
-    place = folder / "cells" / strategy / f"seed_{seed}"
+def load_cell(folder: Path, strategy: str, seed: int, setting: Mapping[str, Any] | None = None) -> Cell:
+    """Read ``cells/STRATEGY/seed_K``, or ``cells/STRATEGY/SETTING/seed_K``; what is absent or broken is empty."""
+    place = folder / "cells" / strategy / (setting_folder(setting) if setting else "") / f"seed_{seed}"
     status = _read_json(place / "status.json")
     state: State = "missing"
     if place.is_dir():
@@ -158,6 +185,7 @@ def load_cell(folder: Path, strategy: str, seed: int) -> Cell:
         about=_read_json(place / "run.json"),
         status=status,
         metrics=_read_metrics(place / "metrics.jsonl"),
+        setting=setting or {},
     )
 
 

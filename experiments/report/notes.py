@@ -27,6 +27,7 @@ class Unfinished(NamedTuple):
     """Runs of one strategy that do not count, for one reason."""
 
     strategy: str
+    setting: str
     seeds: tuple[int, ...]
     state: str
     progress: str
@@ -184,15 +185,16 @@ def shuffled_source(control: StrategySummary, summary: Summary) -> StrategySumma
 
 def unfinished(ablation: Ablation) -> list[Unfinished]:
     """Every run that does not count; those of one strategy that say the same share a row."""
-    rows: dict[tuple[str, str, str, str], list[int]] = {}
-    for cell in ablation.cells:
+    rows: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for cell in ablation.grid:
         if not cell.counts:
             step, steps = cell.status.get("step"), cell.status.get("steps")
             progress = f"step {step} of {steps}" if step is not None and steps is not None else ""
             lines = [line for line in (cell.error or "").strip().splitlines() if line.strip()]
-            said = (cell.strategy, _STATES[cell.state], progress, lines[-1][:400] if lines else "")
+            at = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in cell.setting.items())
+            said = (cell.strategy, at, _STATES[cell.state], progress, lines[-1][:400] if lines else "")
             rows.setdefault(said, []).append(cell.seed)
-    return [Unfinished(name, tuple(seeds), *said) for (name, *said), seeds in rows.items()]
+    return [Unfinished(name, at, tuple(seeds), *said) for (name, at, *said), seeds in rows.items()]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -17,17 +17,16 @@ __all__ = [
     "Comparison",
     "Interval",
     "Verdict",
-    "area_under_curve",
     "bootstrap_interval",
     "compare_paired",
     "correct",
     "detectable_effect",
     "expanded_tail",
-    "first_crossing",
     "holm",
     "mean",
     "median",
     "paired_t_p",
+    "share_interval",
     "sign_flip_p",
     "smallest_sign_flip_p",
     "verdict",
@@ -51,6 +50,7 @@ class Comparison:
         p_t: paired t-test.
         p_sign_flip: exact sign-flip permutation test.
         p_adjusted: ``p_t`` after Holm's correction; NaN until :func:`correct`.
+        p_sign_flip_adjusted: ``p_sign_flip`` after the same.
         detectable: difference that n seeds with this spread find with 80% power.
     """
 
@@ -61,6 +61,7 @@ class Comparison:
     p_t: float
     p_sign_flip: float
     p_adjusted: float
+    p_sign_flip_adjusted: float
     detectable: float
 
 
@@ -79,42 +80,6 @@ def median(values: Sequence[float]) -> float:
     if not ordered:
         return math.nan
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def area_under_curve(positions: Sequence[float], values: Sequence[float], low: float, high: float) -> float:
-    """Mean height of a piecewise linear curve between ``low`` and ``high``: its integral over the width.
-
-    Args:
-        positions: (E,) rising positions of the evaluations (steps or tokens).
-        values: (E,) what was measured there.
-        low, high: range to integrate over; the curve must cover it, else NaN.
-
-    >>> round(area_under_curve([0, 10, 20], [0.2, 0.4, 0.8], 0, 20), 9)
-    0.45
-    """
-    if len(positions) < 2 or not high > low or positions[0] > low or positions[-1] < high:
-        return math.nan
-    inside = [x for x in positions if low < x < high]
-    x = np.asarray([low, *inside, high], dtype=np.float64)
-    y = np.interp(x, positions, values)
-    return float(np.trapezoid(y, x) / (high - low))
-
-
-def first_crossing(positions: Sequence[float], values: Sequence[float], threshold: float) -> float:
-    """Where a curve first reaches ``threshold``, linear between evaluations; inf where never, NaN without a curve.
-
-    >>> round(first_crossing([0, 10, 20], [0.2, 0.6, 1.0], 0.8), 9)
-    15.0
-    """
-    if not values:
-        return math.nan
-    for index, value in enumerate(values):
-        if value >= threshold:
-            if index == 0:
-                return float(positions[0])
-            before, start, stop = values[index - 1], positions[index - 1], positions[index]
-            return float(start + (stop - start) * (threshold - before) / (value - before))
-    return math.inf
 
 
 def expanded_tail(n: int, level: float = LEVEL) -> float:
@@ -214,6 +179,25 @@ def smallest_sign_flip_p(n: int) -> float:
     return 2.0 ** (1 - n) if n else math.nan
 
 
+def share_interval(count: int, of: int, level: float = LEVEL) -> Interval:
+    """Wilson's interval of a share (Wilson 1927): no width is ever zero, also of 0 or all of a few; NaNs of nothing.
+
+    ``(p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)``
+
+    >>> low, high = share_interval(3, 3)
+    >>> round(low, 3), round(high, 3)
+    (0.439, 1.0)
+    """
+    if of < 1:
+        return Interval(math.nan, math.nan)
+    from scipy import stats
+
+    z, p = float(stats.norm.ppf(1 - level / 2)), count / of
+    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    scale = 1 + z * z / of
+    return Interval(max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction; NaNs stay NaN and are no part of the family (Holm 1979).
 
@@ -266,14 +250,19 @@ def compare_paired(values: Mapping[int, float], other: Mapping[int, float]) -> C
         p_t=paired_t_p(differences),
         p_sign_flip=sign_flip_p(differences),
         p_adjusted=math.nan,
+        p_sign_flip_adjusted=math.nan,
         detectable=detectable_effect(len(seeds)) * spread,
     )
 
 
 def correct(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
-    """The comparisons as one family, with Holm-adjusted p."""
+    """The comparisons as one family, with both p Holm-adjusted."""
     adjusted = holm([comparison.p_t for comparison in comparisons.values()])
-    return {name: replace(c, p_adjusted=p) for (name, c), p in zip(comparisons.items(), adjusted, strict=True)}
+    flipped = holm([comparison.p_sign_flip for comparison in comparisons.values()])
+    return {
+        name: replace(c, p_adjusted=p, p_sign_flip_adjusted=q)
+        for (name, c), p, q in zip(comparisons.items(), adjusted, flipped, strict=True)
+    }
 
 
 def verdict(comparison: Comparison) -> Verdict:

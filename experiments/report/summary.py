@@ -6,22 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .curves import area_under_curve, first_crossing
 from .load import EVALUATION, Ablation, Cell
 from .statistics import (
     Comparison,
     Interval,
     Verdict,
-    area_under_curve,
     bootstrap_interval,
     compare_paired,
     correct,
-    first_crossing,
     mean,
     median,
     verdict,
 )
 
-__all__ = ["COLUMNS", "Measure", "StrategySummary", "Summary", "summarise", "summary_rows"]
+__all__ = ["COLUMNS", "FURTHER", "Measure", "StrategySummary", "Summary", "summarise", "summary_rows"]
 
 COLUMNS = (
     "strategy",
@@ -38,6 +37,10 @@ COLUMNS = (
     "p_adjusted",
     "tokens",
     "seconds",
+)
+FURTHER = (
+    *("pairs", "p_t", "p_sign_flip", "p_sign_flip_adjusted", "detectable"),
+    *("forwards", "forward_tokens", "verifier_seconds"),
 )
 
 
@@ -91,6 +94,17 @@ class StrategySummary:
     def median_crossing(self) -> float:
         """Median over seeds; inf where half of them or more never reached the threshold."""
         return median(self.crossings)
+
+    def spent(self, key: str) -> float:
+        """Mean over counted runs of the sum of a cost over the run; NaN where none logged it."""
+        totals = [total for cell in self.counted if not math.isnan(total := cell.total(key))]
+        return mean(totals)
+
+    @property
+    def verifier_seconds(self) -> float:
+        """Time of verifiers in a run: of every call, else how long the run waited for them."""
+        told = self.spent("cost/verifier_seconds")
+        return self.spent("cost/seconds_verify") if math.isnan(told) else told
 
     def told(self, key: str) -> str:
         """A text of the first ``run.json`` that there is, or nothing."""
@@ -163,7 +177,7 @@ def measure(by_seed: Mapping[int, float]) -> Measure:
 
 
 def summary_rows(summary: Summary) -> list[dict[str, str | float | None]]:
-    """Rows of ``summary.csv``; None where a number does not exist."""
+    """Rows of ``summary.csv``: :data:`COLUMNS`, then :data:`FURTHER`; None where a number does not exist."""
     rows = []
     for s in summary.strategies:
         versus = s.against_baseline
@@ -171,9 +185,14 @@ def summary_rows(summary: Summary) -> list[dict[str, str | float | None]]:
             *(s.final.mean, *s.final.interval, s.auc.mean, *s.auc.interval),
             *((versus.mean, *versus.interval, versus.p_adjusted) if versus else (math.nan,) * 4),
             *(s.tokens, s.seconds),
+            len(versus.seeds) if versus else math.nan,
+            *((versus.p_t, versus.p_sign_flip, versus.p_sign_flip_adjusted) if versus else (math.nan,) * 3),
+            versus.detectable if versus else math.nan,
+            *(s.spent(key) for key in ("cost/forwards", "cost/forward_tokens")),
+            s.verifier_seconds,
         )
         row = [s.name, len(s.counted), *(None if math.isnan(x) else x for x in numbers)]
-        rows.append(dict(zip(COLUMNS, row, strict=True)))
+        rows.append(dict(zip((*COLUMNS, *FURTHER), row, strict=True)))
     return rows
 
 

@@ -120,7 +120,8 @@ def test_every_strategy_runs_with_every_seed(ablation):
 def test_the_last_lines_are_the_report_and_the_folder(ablation):
     root, outcome = ablation
     assert outcome.out[-2:] == [f"report: {root / 'report.html'}", str(root)]
-    assert [line.split()[0] for line in outcome.out[:-2]] == ["strategy", *LABELS]
+    assert [line.split()[0] for line in outcome.out[:-3]] == ["strategy", *LABELS]
+    assert outcome.out[-3].startswith("2 paired seeds find a true difference of 11.")
     assert (root / "report.html").exists()
     with (root / "summary.csv").open() as file:
         assert [row["strategy"] for row in csv.DictReader(file)] == LABELS
@@ -306,7 +307,22 @@ REFUSED = {
     ),
     "group taken out": (["~credit"], r"~credit: .*write '\+ablate\.strategies\.mine=\[\"~credit\""),
     "pattern of names": (["credit=glob(*)"], r"credit=glob\(\*\): write the values one by one, as in credit=a,b"),
-    "sweep of something else": (["optim.lr=1e-4,2e-4"], r"optim\.lr: an ablation sweeps credit and seed only"),
+    "sweep of what all have in common": (["run.steps=2,3"], r"run\.steps: cannot be varied besides strategy and seed"),
+    "sweep of the ablation itself": (["ablate.seeds=2,3"], r"ablate\.seeds: cannot be varied"),
+    "settings that are no lists": (
+        ["+ablate.settings.optim.lr=1e-4"],
+        r"ablate\.settings\.optim\.lr=.*: must be a list",
+    ),
+    "group size that leaves a rest": (
+        ["+ablate.settings.rollout.group_size=[8,5]"],
+        r"rollout\.group_size: 5 does not divide the 32 answers",
+    ),
+    "a setting that a strategy refuses": (["optim.lr=1e-4,-1"], r"strategies\.uniform at optim\.lr=-1: .*negative"),
+    "a setting that is no key": (["optim.rate=1,2"], r"strategies\.uniform: optim\.rate: no such key; there are: "),
+    "rule with an unknown key": (
+        ["+ablate.collapse.half=1"],
+        r"ablate\.collapse\.half: no such option; there are of_best",
+    ),
     "the same seed twice": (["seed=1,1"], r"ablate\.seeds=\[1, 1\]: give .*different ones"),
     "no seeds": (["ablate.seeds=0"], r"ablate\.seeds=0: give a number of seeds"),
     "text for a seed": (["seed=a"], r"ablate\.seeds=\['a'\]: must be a list of which each is a whole number"),

@@ -109,6 +109,27 @@ def test_prompts_that_the_tokenizer_cannot_make_are_refused() -> None:
         encode_prompt(byte_level_tokenizer(), "x", chat=False, system="be brief")
 
 
+THINKING = (
+    "{% for m in messages %}<u>{{ m.content }}<end>{% endfor %}<a>"
+    "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"
+)
+
+
+def test_variables_of_the_template_reach_it_and_others_are_refused() -> None:
+    tokenizer = byte_level_tokenizer(template=THINKING)
+    plain = encode_prompt(tokenizer, "x", chat=True)
+    assert tokenizer.decode(plain) == "<u>x<end><a>"
+    assert tokenizer.decode(encode_prompt(tokenizer, "x", chat=True, chat_kwargs={"enable_thinking": False})) == (
+        "<u>x<end><a>no"
+    )
+    assert encode_prompt(tokenizer, "x", chat=True, chat_kwargs={"enable_thinking": True}) == plain
+    with pytest.raises(InputError, match=r"^policy\.chat_kwargs\.thinking: the model's chat template reads no such"):
+        encode_prompt(tokenizer, "x", chat=True, chat_kwargs={"thinking": False})
+    with pytest.raises(InputError, match=r"^policy\.chat_kwargs is set, but policy\.chat is false"):
+        encode_prompt(tokenizer, "x", chat=False, chat_kwargs={"enable_thinking": False})
+    assert encode_prompt(tokenizer, "x", chat=False, chat_kwargs={}) == tokenizer.encode("x")
+
+
 def test_sampled_ids_with_a_padding_end_align_with_their_text(folder: Path) -> None:
     model, tokenizer = load_pretrained(folder)
     prompt = torch.tensor([encode_prompt(tokenizer, "12 + 7?", chat=True)])

@@ -28,6 +28,7 @@ from apportion.experiments.report.heat import Fault
 from apportion.experiments.report.load import load_ablation, load_cell
 from apportion.experiments.report.rollouts import exhibit, read_rollouts
 from apportion.experiments.report.summary import COLUMNS, summarise
+from apportion.experiments.report.terminal import results_table
 from apportion.verifiers import InputError
 
 TOLD = {
@@ -298,13 +299,44 @@ def page(folder: Path) -> Page:
 # What it says
 
 
-def test_summary_has_exactly_the_promised_columns(folder: Path) -> None:
+def test_summary_has_the_promised_columns_first(folder: Path) -> None:
     header = (folder / "summary.csv").read_text().splitlines()[0]
-    assert header == (
+    promised = (
         "strategy,seeds,final_success,final_success_low,final_success_high,auc,auc_low,auc_high,"
         "auc_minus_uniform,auc_minus_uniform_low,auc_minus_uniform_high,p_adjusted,tokens,seconds"
     )
-    assert header == ",".join(COLUMNS)
+    assert ",".join(COLUMNS) == promised
+    further = "pairs,p_t,p_sign_flip,p_sign_flip_adjusted,detectable,forwards,forward_tokens,verifier_seconds"
+    assert header == f"{promised},{further}"
+
+
+def test_both_tests_are_in_the_summary_with_what_they_can_find(folder: Path) -> None:
+    row = csv_rows(folder)["own_step"]
+    assert (row["pairs"], float(row["p_sign_flip"])) == ("5", 0.0625)  # as low as five seeds can go
+    assert float(row["p_sign_flip_adjusted"]) == pytest.approx(3 * 0.0625)
+    assert float(row["p_t"]) < float(row["p_adjusted"])
+    assert 0 < float(row["detectable"]) < 0.2
+    assert [csv_rows(folder)["uniform"][key] for key in ("pairs", "p_t", "detectable")] == ["", "", ""]
+    assert (row["forwards"], row["forward_tokens"]) == ("2640", "")  # 60 steps of 44
+    assert float(row["verifier_seconds"]) == pytest.approx(0.18)
+
+
+def test_the_terminal_names_the_tests_and_the_difference_that_can_be_found(folder: Path) -> None:
+    lines = results_table(folder).splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "strategy",
+        "uniform",
+        "own_step",
+        "localized_cliff",
+        "shuffled",
+        "5",
+    ]
+    assert re.search(r"area minus baseline +p, t-test +p, sign flips$", lines[0])
+    assert re.match(
+        r"5 paired seeds find a true difference of 1\.68 standard deviations, here 0\.\d{3} to 0\.\d{3} in area, "
+        r"with 80% power; sign flips give no p under 0\.0625; p are Holm-corrected$",
+        lines[-1],
+    )
 
 
 def test_summary_numbers_follow_from_the_metrics(folder: Path) -> None:

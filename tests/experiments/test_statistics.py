@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from apportion.experiments.report.curves import area_under_curve, first_crossing
 from apportion.experiments.report.statistics import (
     Comparison,
     Interval,
-    area_under_curve,
     bootstrap_interval,
     compare_paired,
     correct,
     detectable_effect,
     expanded_tail,
-    first_crossing,
     holm,
     median,
     paired_t_p,

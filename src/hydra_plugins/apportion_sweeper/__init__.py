@@ -1,4 +1,4 @@
-"""Hydra finds its plugins in this namespace package: the sweeper behind ``apportion ablate``."""
+"""Hydra finds its plugins in this namespace package: the sweeper behind ``apportion ablate`` and ``apportion probe``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 
 class AblationSweeper(Sweeper):
-    """Turns ``ablate.strategies`` x ``ablate.seeds`` into jobs of whatever launcher was chosen."""
+    """Hands several strategies on to the command: an ablation makes jobs of them, a probe builds them side by side."""
 
     def __init__(self) -> None:
         self.config: DictConfig | None = None
@@ -27,6 +27,7 @@ class AblationSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         from apportion.experiments.ablate import ablate
+        from apportion.experiments.probe.command import probe
 
         assert self.config is not None
         assert self.context is not None
@@ -35,4 +36,7 @@ class AblationSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return loader.load_sweep_config(config, list(overrides))
 
-        ablate(config, arguments, compose=compose, launch=lambda jobs: self.launcher.launch(jobs, 0))
+        if config.command == "probe":
+            probe(config, arguments, compose)
+        else:
+            ablate(config, arguments, compose=compose, launch=lambda jobs: self.launcher.launch(jobs, 0))
