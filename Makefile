@@ -25,7 +25,7 @@ ablation: $(STAMP) ## compare the credit strategies on the built-in task and wri
 
 test: lint ## run every check: ruff, mypy, import-linter, doctests, tests
 	@echo "==> doctests"
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -q --doctest-modules src/apportion
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -q --doctest-modules --doctest-ignore-import-errors src/apportion
 	@echo "==> tests"
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -q -n 2 --dist worksteal $(PYTEST_ARGS)
 

