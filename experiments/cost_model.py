@@ -160,10 +160,11 @@ def model_size(options: Mapping[str, Any], key: str = "policy") -> ModelSize:
     """
     given = {name: value for name, value in options.items() if value is not None}
     path = given.pop("path", None)
+    params = given.get("params", 0)
+    if not isinstance(params, int | float) or not (path is not None or 0 < params < math.inf):
+        raise InputError(f"{key}.params={params}: must be a number over 0; or give {key}.path")
     if path is not None:
-        return replace(_size_at(path, key), **given)
-    if not given.get("params", 0) > 0:
-        raise InputError(f"{key}.params={given.get('params')}: must be a number over 0; or give {key}.path")
+        return replace(_size_at(path, key), **{name: value for name, value in given.items() if name != "params"})
     near = min(_KNOWN, key=lambda known: abs(math.log(known[0] / given["params"])))
     size = replace(ModelSize(*near), **given)
     if size.body <= 0:

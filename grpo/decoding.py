@@ -148,7 +148,7 @@ def _attend(
     scores = grouped @ key.transpose(2, 3)
     if attention_mask is not None:
         scores = scores + attention_mask
-    output = scores.softmax(dim=-1) @ value
+    output = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
     return output.reshape(rows, 1, heads, value.shape[-1]), None
 
 

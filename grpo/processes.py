@@ -7,11 +7,13 @@ reading a file) goes through a method of :class:`Processes`, where all meet: nob
 from __future__ import annotations
 
 import atexit
+import importlib
 import math
 import os
 import pickle
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -193,6 +195,10 @@ def _connect(device: str, timeout_s: float) -> None:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Imported later, its default arguments would hold the group, whose threads then outlive it and the interpreter.
+        importlib.import_module("torch.distributed.nn.functional")
     try:
         distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:

@@ -413,3 +413,10 @@ def test_the_gpu_benchmark_runs_at_toy_size_without_a_gpu(tmp_path: Path) -> Non
     for part in (found["tests"], found["vllm"], found["trl"]):
         assert part  # numbers, or why there are none
     assert (tmp_path / "gpu.svg").read_text().count("<svg") == 1
+
+
+def test_the_model_itself_says_how_large_it_is() -> None:
+    with pytest.raises(InputError, match=r"policy.params=inf: must be a number over 0"):
+        model_size({"params": float("inf")})
+    with pytest.raises(InputError, match=r"policy.params=foo: must be a number over 0"):
+        model_size({"params": "foo"})

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from apportion.experiments.policies import TinyPolicy
 from apportion.grpo.forward import score_completions
 from apportion.grpo.policy import ForwardCounter, Policy
 from apportion.grpo.sampling import Generation, Interrupted, RolloutConfig, _invert, sample_groups
@@ -243,3 +244,11 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
     with pytest.raises(InputError) as caught:
         RolloutConfig(**options)
     assert message in str(caught.value)
+
+
+def test_a_policy_of_sixteen_bits_samples() -> None:
+    policy = TinyPolicy(hidden_size=16, layers=1, heads=2, intermediate_size=16).build()
+    policy.model.to(torch.bfloat16)
+    prompts = [policy.encode("7+9=?"), policy.encode("7+9-a=?")]  # of two lengths, so that there is a mask
+    made = sample_groups(policy, prompts, [1, 2, 3, 4], group_size=2, max_new_tokens=4)
+    assert all(len(one.ids) == len(one.logprobs) > 0 for one in made)
