@@ -19,7 +19,7 @@ from ..verifiers import InputError
 from .batching import EpochBatches
 from .fit_config import STATE, FitConfig
 from .loading import quiet_files
-from .processes import all_processes
+from .processes import all_processes, part_at_exit
 
 __all__ = ["FitTask", "Fitted", "Progress", "fit", "has_checkpoint", "prepared"]
 
@@ -97,6 +97,7 @@ def fit(
     Raises:
         InputError: the loss is not finite, or there are too few examples.
     """
+    part_at_exit()
     arguments = _arguments(config, folder, config.lr if lr is None else lr)
     batches = EpochBatches(
         task.lengths,
