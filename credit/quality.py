@@ -113,12 +113,9 @@ def quality_differences(
         advantages, other: (B, T) of the two strategies, such as one and the uniform rule.
         truth, batch, grading, resamples, seed: see :func:`quality_intervals`.
     """
-    case, groups = Case.of(truth, batch, grading), batch.group_ids.cpu()
-    (value, samples), (less, less_samples) = (
-        bootstrap(answer_sums(case.on(given), case), groups, answer_figures, resamples=resamples, seed=seed)
-        for given in (advantages, other)
-    )
-    return estimates(FIGURES, value - less, samples - less_samples, groups)
+    groups = batch.group_ids.cpu()
+    difference, samples = _paired(advantages, other, Case.of(truth, batch, grading), groups, resamples, seed)
+    return estimates(FIGURES, difference, samples, groups)
 
 
 def difference_test(
@@ -141,16 +138,13 @@ def difference_test(
     """
     from scipy import stats
 
-    case, groups = Case.of(truth, batch, grading), batch.group_ids.cpu()
-    (value, samples), (less, less_samples) = (
-        bootstrap(answer_sums(case.on(given), case), groups, answer_figures, resamples=resamples, seed=seed)
-        for given in (advantages, other)
-    )
+    groups = batch.group_ids.cpu()
+    difference, samples = _paired(advantages, other, Case.of(truth, batch, grading), groups, resamples, seed)
     found = {}
-    for name, difference, column in zip(FIGURES, (value - less).tolist(), (samples - less_samples).unbind(dim=1)):
+    for name, value, column in zip(FIGURES, difference.tolist(), samples.unbind(dim=1)):
         known = column[~column.isnan()]
         spread = float(known.std()) if len(known) > 1 else math.nan
-        t = abs(difference) / spread if spread > 0 else math.nan
+        t = abs(value) / spread if spread > 0 else math.nan
         found[name] = float(2 * stats.t.sf(t, len(groups.unique()) - 1))
     return found
 
@@ -217,3 +211,14 @@ def shuffle_test(
         done += count
     p = ((1 + reached) / (1 + permutations)).masked_fill(observed.isnan(), math.nan).tolist()
     return {name: value for name, value in zip(names, p) if name != "quality/sign_ties"}
+
+
+def _paired(
+    advantages: Tensor, other: Tensor, case: Case, groups: Tensor, resamples: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Differences in the figures of two strategies, (F,), and those in the same resamples of the groups, (R, F)."""
+    (value, samples), (less, less_samples) = (
+        bootstrap(answer_sums(case.on(given), case), groups, answer_figures, resamples=resamples, seed=seed)
+        for given in (advantages, other)
+    )
+    return value - less, samples - less_samples

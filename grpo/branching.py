@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..verifiers import InputError
+from .attention import unwrapped
+from .decoding import cache_argument
 from .policy import Policy
-from .sampling import RolloutConfig
+from .sampling import RolloutConfig, filtered
 
 __all__ = ["Branches", "next_chances"]
 
@@ -56,7 +57,7 @@ class Branches:
                 position_ids=position,
                 use_cache=True,
                 logits_to_keep=1,
-                **{self._argument: self.cache},
+                **{cache_argument(unwrapped(self.policy.model)): self.cache},
             )
         self.length += count
         logits: Tensor = output.logits[:, -1]
@@ -65,11 +66,6 @@ class Branches:
     def take(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order; a row that comes several times has branched."""
         self.cache.batch_select_indices(rows.to(self.policy.device))
-
-    @property
-    def _argument(self) -> str:
-        """Newer transformers call the argument ``cache``, older ones ``past_key_values``."""
-        return "cache" if "cache" in inspect.signature(self.policy.model.forward).parameters else "past_key_values"
 
     def part(self, rows: Tensor) -> Branches:
         """A copy with these rows alone."""
@@ -87,13 +83,5 @@ def next_chances(logits: Tensor, config: RolloutConfig) -> Tensor:
     [[0.8, 0.2, 0.0, 0.0]]
     """
     chance = (logits.double() / config.temperature).softmax(dim=-1)
-    if config.top_k:
-        least = chance.topk(min(config.top_k, chance.shape[-1]), dim=-1).values[:, -1:]
-        chance = chance.masked_fill(chance < least, 0.0)
-    if config.top_p < 1:
-        ordered, order = chance.sort(dim=-1, descending=True, stable=True)
-        before = (ordered.cumsum(dim=-1) - ordered) / ordered.sum(dim=-1, keepdim=True)
-        chance = chance.masked_fill(
-            torch.zeros_like(chance, dtype=torch.bool).scatter(1, order, before >= config.top_p), 0
-        )
+    chance = filtered(chance, config.top_k, config.top_p)
     return chance / chance.sum(dim=-1, keepdim=True)

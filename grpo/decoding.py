@@ -19,7 +19,7 @@ from ..verifiers import InputError
 from .attention import can_exchange, exchanged, register, unwrapped
 from .policy import Policy
 
-__all__ = ["Decoding", "GrowingLayer", "read_prompts"]
+__all__ = ["Decoding", "GrowingLayer", "cache_argument", "read_prompts"]
 
 NAME = "apportion_decoding"
 ROOM = 16  # tokens; with more of it the keys of a row lie so far apart that reading them takes longer
@@ -170,7 +170,7 @@ def read_prompts(
         input_ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, longest - len(prompt) :] = 1
     padded = not bool(mask.all())
-    filled, argument = DynamicCache(config=unwrapped(model).config), _cache_argument(unwrapped(model))
+    filled, argument = DynamicCache(config=unwrapped(model).config), cache_argument(unwrapped(model))
     with policy.autocast():
         output = model(
             input_ids=input_ids.to(device),
@@ -204,6 +204,6 @@ def _repeat(policy: Policy, filled: Any, group_size: int) -> bool:
     return all(isinstance(layer, GrowingLayer) for layer in filled.layers)
 
 
-def _cache_argument(model: Any) -> str:
+def cache_argument(model: Any) -> str:
     """Newer transformers call the argument ``cache``, older ones ``past_key_values``."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -17,7 +17,7 @@ from ..verifiers import InputError
 from .policy import Policy
 from .seeds import row_uniforms
 
-__all__ = ["Generation", "Interrupted", "RolloutConfig", "sample_groups"]
+__all__ = ["Generation", "Interrupted", "RolloutConfig", "filtered", "sample_groups"]
 
 SMALL = 512  # vocabulary whose weights are added up one by one
 BLOCK = 64  # ids of a larger one that are added up first
@@ -172,17 +172,21 @@ def _draw(
         return token, logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0]
     logits = logits.float()
     probabilities = (logits if temperature == 1 else logits / temperature).softmax(dim=-1)
-    token = _invert(_filtered(probabilities, top_k, top_p), uniforms)
+    token = _invert(filtered(probabilities, top_k, top_p), uniforms)
     return token, probabilities.gather(1, token[:, None])[:, 0].log()
 
 
-def _filtered(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Zero for tokens that must not come; the others keep their weight."""
+def filtered(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Probabilities (B, V) with zero for tokens that must not come; the others keep their weight.
+
+    Args:
+        top_k, top_p: see :class:`RolloutConfig`. Of equal tokens the lower id counts as likelier for ``top_p``.
+    """
     if top_k:
         kth = probabilities.topk(min(top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
         probabilities = probabilities.masked_fill(probabilities < kth, 0.0)
     if top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True)
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         ordered = ordered / ordered.sum(dim=-1, keepdim=True)
         before = ordered.cumsum(dim=-1) - ordered
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
