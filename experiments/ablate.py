@@ -125,6 +125,10 @@ def _check_options(options: DictConfig) -> None:
             raise InputError(f"ablate.{name}: nothing reads this key; {nearest(name, known)}")
     for name, kind in kinds.items():
         check_value(options[name], kind, f"ablate.{name}")
+    if not isinstance(options.collapse, DictConfig):
+        raise InputError(
+            f"ablate.collapse={options.collapse}: holds the keys of the rule; give ablate.collapse.KEY=..."
+        )
     rule: Any = OmegaConf.to_container(options.collapse, resolve=True)
     collapse_rule(rule)
 

@@ -449,3 +449,9 @@ def test_the_experiment_runs_at_a_tenth_of_its_length(apportion, tmp_path):
     assert len(regions(tmp_path / "abl")["uniform"].points) == 2
     rows = [json.loads(x) for x in next((tmp_path / "abl").rglob("metrics.jsonl")).read_text().splitlines()]
     assert {f"alarm/{name}" for name in ALARMS} - {"alarm/grad_spike"} <= set(rows[-1])
+
+
+def test_a_rule_of_collapse_that_is_none_is_refused(apportion, tmp_path):
+    done = apportion("ablate", "ablate.collapse=null", "run.dir=abl")
+    assert done.status == 2
+    assert "ablate.collapse=None: holds the keys of the rule" in done.err[-1]
